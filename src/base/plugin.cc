@@ -1,0 +1,64 @@
+#include "base/plugin.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "base/env.h"
+
+namespace moekit {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Paths to try, in order.
+std::vector<std::string> plugin_paths(const char* file, const char* variable) {
+  std::vector<std::string> paths;
+  if (const std::string named = env(variable); !named.empty()) return {named};
+  std::error_code ignored;
+  std::vector<fs::path> folders;
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&plugin_paths), &info) != 0 &&
+      info.dli_fname != nullptr) {
+    // A program found through PATH has a name without a folder.
+    const fs::path self(info.dli_fname);
+    if (self.has_parent_path())
+      folders.push_back(fs::weakly_canonical(self, ignored).parent_path());
+  }
+  folders.push_back(fs::read_symlink("/proc/self/exe", ignored).parent_path());
+  for (const fs::path& folder : folders) {
+    for (const fs::path& at : {folder, folder / "lib", folder / "../" MOEKIT_LIBDIR}) {
+      if (fs::exists(at / file, ignored)) paths.push_back((at / file).string());
+    }
+  }
+  paths.emplace_back(file);
+  return paths;
+}
+
+}  // namespace
+
+OpenedPlugin open_plugin(const char* file, const char* variable, int flags,
+                         FunctionRef<bool(void* library)> takes) {
+  OpenedPlugin found;
+  const auto add_reason = [&](const std::string& more) {
+    found.reason += (found.reason.empty() ? "" : "; ") + more;
+  };
+  for (const std::string& path : plugin_paths(file, variable)) {
+    // The last path is the bare name, with which the loader finds nothing in most builds.
+    found.broken = found.broken || path != file;
+    void* library = dlopen(path.c_str(), flags);
+    if (library == nullptr) {
+      const char* error = dlerror();
+      add_reason(error != nullptr ? error : path);
+    } else if (takes(library)) {
+      return {.library = library, .path = path};
+    } else {
+      dlclose(library);
+      add_reason(path + " belongs to another version of moekit");
+    }
+  }
+  return found;
+}
+
+}  // namespace moekit
