@@ -1,0 +1,33 @@
+// The head of a packed group of experts: everything run_mlp must know, so that a blob describes
+// itself.
+#pragma once
+
+#include <cstdint>
+
+#include "base/math.h"
+#include "linear/panel_spec.h"
+
+namespace moekit::linear {
+
+struct BlobHead {
+  int64_t num_experts = 0;
+  int64_t first_expert = 0;  ///< offset
+  int64_t expert_bytes = 0;
+  PanelSpec gate, up, down;
+  bool halves_share_scale = true;   ///< gate and up of each expert have one static input scale
+  bool experts_share_scale = true;  ///< and so have all experts
+};
+
+/// Static input scales of one expert, in their scheme's sense.
+struct InputScales {
+  float gate = 1.0f;
+  float up = 1.0f;
+  float down = 1.0f;
+};
+
+/// [BlobHead | InputScales x num_experts].
+inline int64_t blob_head_bytes(int64_t num_experts) {
+  return round_up(int64_t{sizeof(BlobHead)} + num_experts * int64_t{sizeof(InputScales)}, 128);
+}
+
+}  // namespace moekit::linear

@@ -1,0 +1,50 @@
+// Packing: a StoredMatrix into panels (PanelSpec), and back for tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear/panel_spec.h"
+#include "quant/stored_matrix.h"
+
+namespace moekit::linear {
+
+/// One panel of a matrix: spec->panel_bytes() at `out`, every byte of which is written. `bias` may
+/// be empty.
+struct PanelTask {
+  const StoredMatrix* m = nullptr;
+  const StoredVector* bias = nullptr;
+  const PanelSpec* spec = nullptr;
+  int64_t panel = 0;
+  std::byte* out = nullptr;
+};
+
+/// A few panels that one thread packs: neighbours of one matrix, gate's before up's. Together
+/// they are faster than one by one; the bytes are the same. Runs are independent: callers spread
+/// them over threads.
+///
+/// NaN codes of e4m3 and NaN scale bytes make their whole output NaN whatever the input is, so they
+/// are kept as a NaN column scale and the decoders need not know of them.
+class PanelRun {
+ public:
+  static constexpr int kMaxPanels = 8;
+
+  void add(const PanelTask& task);
+  void pack() const;
+
+ private:
+  PanelTask tasks_[kMaxPanels];
+  int count_ = 0;
+};
+
+/// A run of one panel.
+void pack_panel(const StoredMatrix& m, const StoredVector& bias, const PanelSpec& spec,
+                int64_t panel, std::byte* out);
+
+/// The code at (row, col) of a packed matrix, as stored: the format's bits, or the centred integer.
+uint32_t packed_code_at(const PanelSpec& spec, const std::byte* panels, int64_t row, int64_t col);
+
+/// The exact value at (row, col), up to one rounding per scale.
+float packed_value_at(const PanelSpec& spec, const std::byte* panels, int64_t row, int64_t col);
+
+}  // namespace moekit::linear

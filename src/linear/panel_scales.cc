@@ -1,0 +1,258 @@
+#include "linear/panel_scales.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "linear/pack_loops.h"
+#include "quant/stored_codec.h"
+#include "tensor/float_formats.h"
+
+namespace moekit::linear {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void store_scale(Scale kind, float value, int64_t index, std::byte* out) {
+  switch (kind) {
+    case Scale::none: return;
+    case Scale::e8m0: out[index] = static_cast<std::byte>(f32_bits(value) >> 23 & 255u); return;
+    case Scale::e4m3: out[index] = static_cast<std::byte>(f32_to_e4m3(value)); return;
+    case Scale::f32_panel:
+    case Scale::f32: std::memcpy(out + index * 4, &value, 4); return;
+    case Scale::f16: {
+      const uint16_t b = f32_to_f16(value);
+      std::memcpy(out + index * 2, &b, 2);
+      return;
+    }
+    case Scale::bf16: {
+      const uint16_t b = f32_to_bf16(value);
+      std::memcpy(out + index * 2, &b, 2);
+      return;
+    }
+  }
+}
+
+bool is_nan_byte(Scale kind, uint8_t byte) {
+  return kind == Scale::e8m0 ? byte == 255 : (byte & 0x7f) == 0x7f;
+}
+
+/// Whether scale elements can be copied bit for bit: stored in the panel's own type, one a row.
+bool copies_scales(const StoredMatrix& m, const PanelSpec& spec) {
+  const CodeGrid& g = m.scales.values;
+  if (g.pack_axis != PackAxis::none || m.scales.row_group > 1) return false;
+  switch (spec.scale) {
+    case Scale::e8m0:
+    case Scale::e4m3: return bits_of(g.unit) == 8;
+    case Scale::f16: return g.unit == DType::f16;
+    case Scale::bf16: return g.unit == DType::bf16;
+    case Scale::f32: return g.unit == DType::f32;
+    default: return false;
+  }
+}
+
+/// First element of a grid with one entry a row, or one for all of them.
+const std::byte* grid_row(const StoredMatrix& m, const ScaleGrid& grid, int64_t row) {
+  const int64_t p = grid.row_group == 0 ? 0 : m.row_first + m.row_step * row;
+  return grid.values.data + p * grid.values.row_stride;
+}
+
+/// out[group][column] = stored element, for columns [0, valid); grids of whole elements, one a row.
+template <int kBytes>
+void copy_grid(const StoredMatrix& m, const ScaleGrid& grid, int64_t first_row, int64_t valid,
+               int64_t groups, std::byte* out) {
+  const CodeGrid& g = grid.values;
+  if (valid == kPanelCols && g.col_stride == kBytes) {
+    const std::byte* rows[kPanelCols];
+    for (int64_t c = 0; c < kPanelCols; ++c) rows[c] = grid_row(m, grid, first_row + c);
+    pack_loops().scales(rows, groups, kBytes, out);
+    return;
+  }
+  const bool beside = grid.row_group == 1 && m.row_step == 1 && g.row_stride == kBytes;
+  if (valid == kPanelCols && beside) {
+    const std::byte* from = grid_row(m, grid, first_row);
+    for (int64_t i = 0; i < groups; ++i, from += g.col_stride) {
+      std::memcpy(out + i * kPanelCols * kBytes, from, kPanelCols * kBytes);
+    }
+    return;
+  }
+  const int64_t spacing = m.row_step * g.row_stride;
+  if (grid.row_group == 1 && spacing <= 8) {  // a group's elements share a line or two
+    const std::byte* from = grid_row(m, grid, first_row);
+    for (int64_t i = 0; i < groups; ++i, from += g.col_stride) {
+      std::byte* to = out + i * kPanelCols * kBytes;
+      for (int64_t c = 0; c < valid; ++c) std::memcpy(to + c * kBytes, from + c * spacing, kBytes);
+    }
+    return;
+  }
+  for (int64_t c = 0; c < valid; ++c) {
+    const std::byte* from = grid_row(m, grid, first_row + c);
+    std::byte* to = out + c * kBytes;
+    for (int64_t i = 0; i < groups; ++i) {
+      std::memcpy(to + i * kPanelCols * kBytes, from + i * g.col_stride, kBytes);
+    }
+  }
+}
+
+/// NaN among byte scales: their columns' scales become NaN, the bytes 0.
+void poison_scales(Scale kind, int64_t groups, std::byte* out, float* column_scale) {
+  if (kind != Scale::e8m0 && kind != Scale::e4m3) return;
+  // One pass over words first: NaN scales are rare. The test for a zero byte has no false
+  // negatives.
+  const uint64_t pattern = kind == Scale::e8m0 ? 0xffffffffffffffffu : 0x7f7f7f7f7f7f7f7fu;
+  uint64_t any = 0;
+  for (int64_t i = 0; i < groups * kPanelCols; i += 8) {
+    uint64_t x;
+    std::memcpy(&x, out + i, 8);
+    const uint64_t missing = ~x & pattern;  // a zero byte is a NaN
+    any |= (missing - 0x0101010101010101u) & ~missing & 0x8080808080808080u;
+  }
+  if (any == 0) return;
+  for (int64_t i = 0; i < groups * kPanelCols; ++i) {
+    if (!is_nan_byte(kind, static_cast<uint8_t>(out[i]))) continue;
+    column_scale[i % kPanelCols] = kNan;
+    out[i] = std::byte{0};
+  }
+}
+
+/// Eight 4-bit codes of a word as bytes, lowest first.
+uint64_t spread_nibbles(uint32_t word) {
+  const auto spread = [](uint64_t x) {  // four bytes to the even bytes of eight
+    x = (x | x << 16) & 0x0000ffff0000ffffu;
+    return (x | x << 8) & 0x00ff00ff00ff00ffu;
+  };
+  return spread(word & 0x0f0f0f0fu) | spread(word >> 4 & 0x0f0f0f0fu) << 8;
+}
+
+/// The same for AWQ's order 0, 2, 4, 6, 1, 3, 5, 7.
+uint64_t spread_awq(uint32_t word) {
+  const auto spread = [](uint64_t x) {  // four nibbles to the even bytes of eight
+    x = (x | x << 24) & 0x000000ff000000ffu;
+    return (x | x << 12) & 0x000f000f000f000fu;
+  };
+  return spread(word & 0xffffu) | spread(word >> 16) << 8;
+}
+
+/// Zero points that share 32-bit words along outputs: unpacked as stored. False where they do not.
+bool unpack_zeros(const StoredMatrix& m, int64_t first_row, int64_t groups, std::byte* out) {
+  const CodeGrid& g = m.zeros.values;
+  if (g.pack_axis != PackAxis::rows || bits_of(g.unit) != 32 || m.zeros.row_group != 1)
+    return false;
+  if ((g.pack != 8 && g.pack != 4) || m.row_step != 1 || m.row_first % g.pack != 0) return false;
+  if (g.pack == 4 && g.order != PackOrder::sequential) return false;
+  const std::byte* base = g.data + (m.row_first + first_row) / g.pack * g.row_stride;
+  const int64_t words = kPanelCols / g.pack;
+  for (int64_t i = 0; i < groups; ++i) {
+    for (int64_t w = 0; w < words; ++w) {
+      uint32_t word;
+      std::memcpy(&word, base + w * g.row_stride + i * g.col_stride, 4);
+      std::byte* to = out + i * kPanelCols + w * g.pack;
+      if (g.pack == 4) {
+        std::memcpy(to, &word, 4);
+      } else {
+        const uint64_t bytes = g.order == PackOrder::awq ? spread_awq(word) : spread_nibbles(word);
+        std::memcpy(to, &bytes, 8);
+      }
+    }
+  }
+  return true;
+}
+
+void prefetch_span(const std::byte* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+/// Rows of a dense grid lie in one piece; else each group has a piece of its own.
+void prefetch_grid(const StoredMatrix& m, const ScaleGrid& grid, int64_t first_row,
+                   int64_t groups) {
+  const CodeGrid& g = grid.values;
+  if (grid.empty() || grid.row_group > 1) return;
+  if (g.pack_axis == PackAxis::none && g.row_stride >= groups * g.col_stride) {
+    prefetch_span(grid_row(m, grid, first_row), kPanelCols * m.row_step * g.row_stride);
+    return;
+  }
+  const int64_t p = m.row_first + m.row_step * first_row;
+  const std::byte* from = g.data + (g.pack_axis == PackAxis::rows ? p / g.pack : p) * g.row_stride;
+  for (int64_t i = 0; i < groups; ++i) __builtin_prefetch(from + i * g.col_stride, 0, 2);
+}
+
+}  // namespace
+
+void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel,
+                     const std::byte* panel_out) {
+  for (int64_t at = spec.scale_offset(); at < spec.panel_bytes(); at += 64) {
+    __builtin_prefetch(panel_out + at, 1, 2);
+  }
+  if (spec.group == 0 || spec.scale == Scale::f32_panel) return;
+  const int64_t groups = ceil_div(m.cols, int64_t{spec.group});
+  prefetch_grid(m, m.scales, panel * kPanelCols, groups);
+  if (spec.zeros) prefetch_grid(m, m.zeros, panel * kPanelCols, groups);
+}
+
+void pack_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, std::byte* out,
+                 float* column_scale) {
+  if (spec.scale == Scale::none) return;
+  const int64_t first_row = panel * kPanelCols;
+  const int64_t valid = std::min(kPanelCols, m.rows - first_row);
+  const int64_t groups = ceil_div(m.cols, int64_t{spec.group});
+  const int64_t columns = spec.scale == Scale::f32_panel ? 1 : kPanelCols;
+  const int64_t filled = valid < kPanelCols ? 0 : groups * columns * bytes_of(spec.scale);
+  std::memset(out + filled, 0, static_cast<size_t>(spec.scale_bytes() - filled));
+  if (spec.scale == Scale::f32_panel) {
+    for (int64_t g = 0; g < groups; ++g) {
+      store_scale(spec.scale, quant::scale_at(m, first_row, g * spec.group), g, out);
+    }
+    return;
+  }
+  if (copies_scales(m, spec)) {
+    switch (bytes_of(spec.scale)) {
+      case 1: copy_grid<1>(m, m.scales, first_row, valid, groups, out); break;
+      case 2: copy_grid<2>(m, m.scales, first_row, valid, groups, out); break;
+      default: copy_grid<4>(m, m.scales, first_row, valid, groups, out); break;
+    }
+    poison_scales(spec.scale, groups, out, column_scale);
+    return;
+  }
+  for (int64_t c = 0; c < valid; ++c) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const float value = quant::scale_at(m, first_row + c, g * spec.group);
+      if (std::isnan(value)) column_scale[c] = kNan;
+      store_scale(spec.scale, std::isnan(value) ? 0.0f : value, g * kPanelCols + c, out);
+    }
+  }
+}
+
+void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, int32_t centre,
+                std::byte* out) {
+  const int64_t first_row = panel * kPanelCols;
+  const int64_t valid = std::min(kPanelCols, m.rows - first_row);
+  const int64_t groups = spec.group > 0 ? ceil_div(m.cols, int64_t{spec.group}) : 1;
+  const int64_t filled = valid < kPanelCols ? 0 : groups * kPanelCols;
+  std::memset(out + filled, 0, static_cast<size_t>(spec.zero_bytes() - filled));
+  const int32_t offset = m.code_offset - centre;
+  const CodeGrid& g = m.zeros.values;
+  if (valid == kPanelCols && m.zeros.empty()) {
+    std::memset(out, std::clamp(offset, -128, 127), static_cast<size_t>(groups * kPanelCols));
+    return;
+  }
+  if (valid == kPanelCols) {
+    const bool whole =
+        g.pack_axis == PackAxis::none && bits_of(g.unit) == 8 && m.zeros.row_group <= 1;
+    if (whole) copy_grid<1>(m, m.zeros, first_row, valid, groups, out);
+    if (whole || unpack_zeros(m, first_row, groups, out)) {
+      pack_loops().shift_zeros(out, groups * kPanelCols, whole && g.unit == DType::i8,
+                               m.zero_offset + offset);
+      return;
+    }
+  }
+  for (int64_t i = 0; i < groups; ++i) {
+    for (int64_t c = 0; c < valid; ++c) {
+      const int32_t z = quant::zero_at(m, first_row + c, i * spec.group);
+      out[i * kPanelCols + c] =
+          static_cast<std::byte>(static_cast<int8_t>(std::clamp(z + offset, -128, 127)));
+    }
+  }
+}
+
+}  // namespace moekit::linear

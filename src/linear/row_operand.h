@@ -1,0 +1,54 @@
+// Rows on their way into a product: from the caller's record to the kernels' operand, through the
+// exact quantization of the scheme.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear/kernels.h"
+#include "linear/panel_spec.h"
+#include "quant/row_format.h"
+
+namespace moekit::linear {
+
+/// The kernel table and number formats of one product.
+struct ProductPlan {
+  const Kernels* kernels = nullptr;
+  ActivationScheme input;
+  StoreAs store = StoreAs::f32;
+  int64_t segment = 0;  ///< of the weights that the rows will meet
+  bool sums = false;    ///< the weights have zero points
+
+  static ProductPlan of(CpuIsa isa, const PanelSpec& spec, const ActivationScheme& input);
+};
+
+/// Bytes of one operand row of `cols` values, pad included. Rows are not a multiple of 4 KiB apart,
+/// so that a tile's rows do not share cache sets.
+int64_t operand_stride(int64_t cols);
+/// Floats beside each row: block scales and segment sums.
+int64_t operand_extras(int64_t cols, ActivationFormat input, bool sums);
+/// Bytes of scratch for one thread that prepares rows of `cols` values.
+int64_t prepare_scratch_bytes(int64_t cols);
+
+/// Where a row comes from.
+struct RowRecord {
+  const RowFormat* format = nullptr;
+  const std::byte* data = nullptr;
+  float weight = 1.0f;        ///< multiplies values that are not in the scheme's format yet
+  float static_scale = 1.0f;  ///< of the matrix, in the scheme's sense
+};
+
+/// Fills `operand` (operand_stride bytes) and `extras`. A record that already has the scheme's
+/// format is taken as it is. Never throws.
+RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::byte* operand,
+                       float* extras, std::byte* scratch);
+
+/// c[row][32] = rows x panel. `scratch` has kScratchBytes.
+void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_padded,
+                    const RowOperand* rows, int64_t num_rows, float* c, std::byte* scratch);
+
+/// View of panel `index` at `data`, and its columns' terms.
+Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data);
+ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data);
+
+}  // namespace moekit::linear
