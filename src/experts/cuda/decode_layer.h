@@ -1,0 +1,31 @@
+// DecodeLayer: the routed experts of one GPU for up to eight tokens, as three or four launches:
+// gate_up, (quantize,) down, combine. Same weights, same calls as SplitLayer.
+#pragma once
+
+#include <cstdint>
+
+#include "experts/cuda/split_layer.h"
+#include "kernels/smxx_decode/api.h"
+
+namespace moekit::experts::cuda {
+
+class DecodeLayer {
+ public:
+  /// Null, or why it refuses.
+  static const char* refusal(const SplitLayerSpec& spec);
+  static int64_t workspace_bytes(const SplitLayerSpec& spec);
+
+  /// As SplitLayer's; the workspace needs no clearing. hidden is bf16, out of `out_type`.
+  DecodeLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weights, void* workspace);
+  void run(const void* hidden, const int32_t* ids, const float* weights, int64_t num_tokens,
+           const int32_t* live_tokens, void* out, cudaStream_t stream,
+           kernels::smxx_moe::RowType out_type = kernels::smxx_moe::RowType::bf16) const;
+
+ private:
+  void quantize(const kernels::smxx_decode::Args& args, cudaStream_t stream) const;
+
+  SplitLayerSpec spec_;
+  kernels::smxx_decode::Args args_;
+};
+
+}  // namespace moekit::experts::cuda

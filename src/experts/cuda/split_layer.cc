@@ -1,0 +1,230 @@
+#include "experts/cuda/split_layer.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "device/cuda/device.h"
+#include "problem/workspace_layout.h"
+
+namespace moekit::experts::cuda {
+
+namespace gemm = kernels::sm90_grouped_gemm;
+namespace rows = kernels::smxx_moe;
+using device::check_cuda;
+
+namespace {
+
+bool is_fp8(const SplitLayerSpec& spec) { return spec.format == gemm::Format::fp8_block; }
+int64_t element_bytes(const SplitLayerSpec& spec) { return is_fp8(spec) ? 1 : 2; }
+
+gemm::Shape gate_up_shape(const SplitLayerSpec& spec) {
+  return {spec.format, spec.activation.gated ? gemm::Phase::gate_up : gemm::Phase::up,
+          spec.num_experts, spec.inter, spec.hidden};
+}
+gemm::Shape down_shape(const SplitLayerSpec& spec) {
+  return {spec.format, gemm::Phase::down, spec.num_experts, spec.hidden, spec.inter};
+}
+
+kernels::TaskShape task_shape(const gemm::Shape& shape) {
+  kernels::TaskShape t;
+  t.tile_rows = gemm::kTileRows;
+  t.n_blocks = static_cast<int32_t>(ceil_div(shape.columns, gemm::columns_per_task(shape.phase)));
+  return t;
+}
+
+}  // namespace
+
+/// The workspace, by region.
+struct SplitLayer::Regions {
+  Region offsets, row_slot, row_token, slot_row, counts, tasks[2];
+  Region chunk_counts, pair_offsets, ticket;  // scratch of the index
+  Region input, input_scales;                 // fp8: x quantized
+  Region sorted, sorted_scales;               // without gather: rows of x in sorted order
+  Region inter, inter_scales;                 // h, rows sorted by expert
+  Region out_rows;                            // y, one row a slot
+  WorkspaceLayout layout;
+
+  explicit Regions(const SplitLayerSpec& spec) {
+    const int64_t slots = checked_mul(spec.max_tokens, spec.top_k, "slots");
+    const int64_t bytes = element_bytes(spec);
+    offsets = layout.add(spec.num_experts + 1, 4);
+    row_slot = layout.add(slots, 4);
+    row_token = layout.add(slots, 4);
+    slot_row = layout.add(slots, 4);
+    counts = layout.add(4, 4);
+    chunk_counts = layout.add(checked_mul(rows::chunk_count(slots), spec.num_experts, "counts"), 4);
+    pair_offsets = layout.add(2 * (spec.num_experts + 1), 4);
+    ticket = layout.add(2, 4);
+    const gemm::Shape shapes[2] = {gate_up_shape(spec), down_shape(spec)};
+    for (int i = 0; i < 2; ++i) {
+      tasks[i] = layout.add(rows::task_capacity(task_shape(shapes[i]), slots, spec.num_experts),
+                            sizeof(kernels::TileTask));
+    }
+    if (is_fp8(spec)) {
+      input = layout.add(checked_mul(spec.max_tokens, spec.hidden, "input rows"), 1);
+      input_scales = layout.add(spec.max_tokens * ceil_div(spec.hidden, 128), 4);
+      inter_scales = layout.add(slots * ceil_div(spec.inter, 128), 4);
+    }
+    if (!spec.gather) {
+      sorted = layout.add(checked_mul(slots, spec.hidden, "sorted rows"), bytes);
+      if (is_fp8(spec)) sorted_scales = layout.add(slots * ceil_div(spec.hidden, 128), 4);
+    }
+    inter = layout.add(checked_mul(slots, spec.inter, "intermediate rows"), bytes);
+    out_rows = layout.add(checked_mul(slots, spec.hidden, "slot rows"), 2);
+  }
+};
+
+const char* SplitLayer::refusal(const SplitLayerSpec& spec) {
+  if (spec.num_experts < 1 || spec.top_k < 1 || spec.max_tokens < 1)
+    return "sizes must be positive";
+  if (const char* reason = gemm::refusal(gate_up_shape(spec))) return reason;
+  return gemm::refusal(down_shape(spec));
+}
+
+int64_t SplitLayer::workspace_bytes(const SplitLayerSpec& spec) {
+  return Regions(spec).layout.total();
+}
+
+SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weights,
+                       void* workspace)
+    : spec_(spec), workspace_(static_cast<std::byte*>(workspace)) {
+  const char* reason = refusal(spec);
+  MOEKIT_CHECK_AS(ErrorCode::unsupported, reason == nullptr, "sm90 split layer: {}", reason);
+  const Regions r(spec);
+  auto* base = workspace_;
+  index_.expert_offsets = r.offsets.in<int32_t>(base);
+  index_.row_slot = r.row_slot.in<int32_t>(base);
+  index_.row_token = r.row_token.in<int32_t>(base);
+  index_.slot_row = r.slot_row.in<int32_t>(base);
+  index_.num_rows = r.counts.in<int32_t>(base);
+  index_.dropped = index_.num_rows + 1;
+  index_.chunk_counts = r.chunk_counts.in<int32_t>(base);
+  index_.pair_offsets = r.pair_offsets.in<int32_t>(base);
+  index_.ticket = r.ticket.in<int32_t>(base);
+  check_cuda(cudaMemset(index_.ticket, 0, 8), "cudaMemset of the index ticket");
+  const gemm::Shape shapes[2] = {gate_up_shape(spec), down_shape(spec)};
+  for (int i = 0; i < 2; ++i) {
+    index_.tasks[i] = r.tasks[i].in<kernels::TileTask>(base);
+    index_.num_tasks[i] = index_.num_rows + 2 + i;
+    index_.shapes[i] = task_shape(shapes[i]);
+  }
+  const int64_t bytes = element_bytes(spec);
+  const int64_t slots = spec.max_tokens * spec.top_k;
+
+  gemm::Args up;
+  up.shape = shapes[0];
+  up.weights = weights.gate_up;
+  up.rows = is_fp8(spec) ? r.input.in<void>(base) : nullptr;
+  up.row_bytes = spec.hidden * bytes;
+  up.row_index = index_.row_token;
+  up.gate_bias = weights.gate_bias;
+  up.up_bias = weights.up_bias;
+  up.activation = kernels::epilogue_activation(spec.activation);
+  up.tasks = index_.tasks[0];
+  up.num_tasks = index_.num_tasks[0];
+  up.out = r.inter.in<void>(base);
+  up.out_row_bytes = spec.inter * bytes;
+
+  gemm::Args down;
+  down.shape = shapes[1];
+  down.weights = weights.down;
+  down.rows = up.out;
+  down.row_bytes = up.out_row_bytes;
+  down.max_rows = slots;
+  down.up_bias = weights.down_bias;
+  down.tasks = index_.tasks[1];
+  down.num_tasks = index_.num_tasks[1];
+  down.out = r.out_rows.in<void>(base);
+  down.out_row_bytes = int64_t{spec.hidden} * 2;
+  down.out_index = index_.row_slot;
+  if (!spec.gather) {
+    up.rows = r.sorted.in<void>(base);
+    up.max_rows = slots;
+    up.row_index = nullptr;
+  }
+  if (is_fp8(spec)) {
+    up.row_scales = (spec.gather ? r.input_scales : r.sorted_scales).in<float>(base);
+    up.row_scale_stride = ceil_div(spec.hidden, 128);
+    up.out_scales = r.inter_scales.in<float>(base);
+    up.out_scale_stride = ceil_div(spec.inter, 128);
+    down.row_scales = up.out_scales;
+    down.row_scale_stride = up.out_scale_stride;
+  }
+  check_cuda(gemm::Launch::make(up, spec.num_sms, spec.cluster, &gate_up_), "sm90 gate_up");
+  check_cuda(gemm::Launch::make(down, spec.num_sms, spec.cluster, &down_), "sm90 down");
+}
+
+void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
+                       cudaStream_t stream) const {
+  check_cuda(rows::build_index(ids, num_tokens, live_tokens, spec_.top_k, spec_.num_experts, index_,
+                               stream, spec_.overlap),
+             "index kernel");
+}
+
+void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
+                          cudaStream_t stream, rows::RowType type) const {
+  const Regions r(spec_);
+  rows::QuantizedRows out;
+  out.scheme.format = ActivationFormat::fp8_block;
+  out.width = spec_.hidden;
+  out.codes = r.input.in<void>(workspace_);
+  out.row_bytes = spec_.hidden;
+  out.scales = r.input_scales.in<void>(workspace_);
+  out.scale_row_bytes = ceil_div(spec_.hidden, 128) * 4;
+  const int64_t row_bytes = int64_t{spec_.hidden} * (type == rows::RowType::f32 ? 4 : 2);
+  check_cuda(rows::quantize_rows(hidden, type, row_bytes, num_tokens, live_tokens, out, stream,
+                                 spec_.overlap),
+             "quantize kernel");
+}
+
+void SplitLayer::sort(const void* hidden, cudaStream_t stream) const {
+  const Regions r(spec_);
+  const int64_t slots = spec_.max_tokens * spec_.top_k;
+  const void* from = is_fp8(spec_) ? r.input.in<void>(workspace_) : hidden;
+  check_cuda(rows::gather_rows(from, spec_.hidden * element_bytes(spec_), index_, slots,
+                               r.sorted.in<void>(workspace_), stream, spec_.overlap),
+             "gather kernel");
+  if (!is_fp8(spec_)) return;
+  check_cuda(
+      rows::gather_rows(r.input_scales.in<void>(workspace_), ceil_div(spec_.hidden, 128) * 4,
+                        index_, slots, r.sorted_scales.in<void>(workspace_), stream, spec_.overlap),
+      "gather kernel");
+}
+
+void SplitLayer::gate_up(const void* hidden, cudaStream_t stream) const {
+  const bool direct = spec_.gather && !is_fp8(spec_);
+  check_cuda(gate_up_.run(stream, spec_.overlap, direct ? hidden : nullptr), "sm90 gate_up");
+}
+
+void SplitLayer::down(cudaStream_t stream) const {
+  check_cuda(down_.run(stream, spec_.overlap), "sm90 down");
+}
+
+void SplitLayer::combine(const int32_t* ids, const float* weights, int64_t num_tokens,
+                         const int32_t* live_tokens, void* out, cudaStream_t stream,
+                         rows::RowType type) const {
+  const Regions r(spec_);
+  check_cuda(rows::combine_rows(r.out_rows.in<void>(workspace_), rows::RowType::bf16, ids, weights,
+                                num_tokens, live_tokens, spec_.top_k, spec_.num_experts,
+                                spec_.hidden, type, out, stream, spec_.overlap),
+             "combine kernel");
+}
+
+void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weights,
+                     int64_t num_tokens, const int32_t* live_tokens, void* out, cudaStream_t stream,
+                     RowTypes types) const {
+  MOEKIT_CHECK(is_fp8(spec_) || types.in == rows::RowType::bf16,
+               "bf16 experts read bf16 rows, got f32 ones");
+  MOEKIT_CHECK(num_tokens >= 0 && num_tokens <= spec_.max_tokens,
+               "a call of {} tokens on a layer planned for {}", num_tokens, spec_.max_tokens);
+  if (num_tokens == 0) return;
+  index(ids, num_tokens, live_tokens, stream);
+  if (is_fp8(spec_)) quantize(hidden, num_tokens, live_tokens, stream, types.in);
+  if (!spec_.gather) sort(hidden, stream);
+  gate_up(hidden, stream);
+  down(stream);
+  combine(ids, weights, num_tokens, live_tokens, out, stream, types.out);
+}
+
+}  // namespace moekit::experts::cuda

@@ -1,0 +1,86 @@
+// SplitLayer: the routed experts of one GPU as a chain of launches, prefill's form: index,
+// (quantize,) gate_up, down, combine. From (hidden, ids, weights) to summed rows; the host never
+// sees a count, so that a captured graph serves any routing within capacity.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/sm90_grouped_gemm/api.h"
+#include "kernels/smxx_moe/api.h"
+#include "moekit/config.h"
+
+namespace moekit::experts::cuda {
+
+/// The part of a layer that decides launches and workspace.
+struct SplitLayerSpec {
+  kernels::OperandFormat format = kernels::OperandFormat::bf16;
+  int32_t num_experts = 0;  ///< local
+  int32_t top_k = 0;
+  int32_t hidden = 0;
+  int32_t inter = 0;
+  ActivationSpec activation{};
+  int64_t max_tokens = 0;
+  int num_sms = 0;
+  bool cluster = false;  ///< share weight tiles between two blocks: a knob, never changes bits
+  bool overlap = true;   ///< programmatic dependent launches: likewise
+  /// Rows gathered by the GEMM's loads; else copied in sorted order first, which costs a pass over
+  /// them and lets TMA load them. A knob.
+  bool gather = true;
+};
+
+/// Types of a call's rows. f32 input is for layers that quantize it; in bf16 ones rows are bf16.
+struct RowTypes {
+  kernels::smxx_moe::RowType in = kernels::smxx_moe::RowType::bf16;
+  kernels::smxx_moe::RowType out = kernels::smxx_moe::RowType::bf16;
+};
+
+/// Device pointers of the weights, in place: see WeightView.
+struct SplitLayerWeights {
+  kernels::WeightView gate_up;
+  kernels::WeightView down;
+  const float* gate_bias = nullptr;  ///< [num_experts, inter]
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;  ///< [num_experts, hidden]
+};
+
+class SplitLayer {
+ public:
+  /// Null, or why the members refuse.
+  static const char* refusal(const SplitLayerSpec& spec);
+  static int64_t workspace_bytes(const SplitLayerSpec& spec);
+
+  /// Makes descriptors and clears a few words of `workspace`: device memory that must outlive the
+  /// layer and serve one call at a time. Throws Error{unsupported} with refusal()'s text,
+  /// Error{cuda} otherwise.
+  SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weights, void* workspace);
+
+  /// hidden, out: [num_tokens, hidden] of `types`; ids int32 and weights f32 [num_tokens, top_k];
+  /// all on the device. num_tokens <= max_tokens is the capacity of this call, live_tokens (may be
+  /// null) the real count. Enqueues and returns; throws Error{cuda} where a launch fails.
+  void run(const void* hidden, const int32_t* ids, const float* weights, int64_t num_tokens,
+           const int32_t* live_tokens, void* out, cudaStream_t stream, RowTypes types = {}) const;
+
+  /// The single steps of run(), for profiles.
+  void index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
+             cudaStream_t stream) const;
+  void quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
+                cudaStream_t stream,
+                kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16) const;
+  void sort(const void* hidden, cudaStream_t stream) const;  ///< where !spec.gather
+  void gate_up(const void* hidden, cudaStream_t stream) const;
+  void down(cudaStream_t stream) const;
+  void combine(const int32_t* ids, const float* weights, int64_t num_tokens,
+               const int32_t* live_tokens, void* out, cudaStream_t stream,
+               kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16) const;
+
+ private:
+  struct Regions;
+  SplitLayerSpec spec_;
+  std::byte* workspace_ = nullptr;
+  kernels::smxx_moe::Index index_;
+  kernels::sm90_grouped_gemm::Launch gate_up_;
+  kernels::sm90_grouped_gemm::Launch down_;
+};
+
+}  // namespace moekit::experts::cuda

@@ -1,0 +1,109 @@
+#include "experts/gpu/image_pack.h"
+
+#include <cstring>
+#include <span>
+
+#include "base/check.h"
+#include "quant/stored_codec.h"
+#include "tensor/float_formats.h"
+
+namespace moekit::experts::cuda {
+namespace {
+
+/// Rows of plain runs of bytes in K order, as the canonical order has them.
+bool is_dense(const StoredMatrix& m, const quant::EncodedLayout& layout) {
+  const CodeGrid& g = m.codes;
+  const int64_t unit = std::max(8, bits_of(g.unit)) / 8;
+  const bool in_order = g.pack_axis == PackAxis::none ||
+                        (g.pack_axis == PackAxis::cols && g.order == PackOrder::sequential);
+  const int64_t codes_bytes = ceil_div(m.cols, g.pack) * unit;
+  return in_order && g.col_stride == unit && codes_bytes == layout.code_row_bytes;
+}
+
+void pack_codes(const StoredMatrix& m, const quant::EncodedLayout& layout, std::byte* to) {
+  const bool dense = is_dense(m, layout);
+  const int64_t bits = layout.code_row_bytes * 8 / m.cols;
+  for (int64_t n = 0; n < m.rows; ++n) {
+    std::byte* row = to + n * layout.code_row_bytes;
+    if (dense) {
+      const std::byte* from = m.codes.data + (m.row_first + m.row_step * n) * m.codes.row_stride;
+      std::memcpy(row, from, static_cast<size_t>(layout.code_row_bytes));
+      continue;
+    }
+    for (int64_t k = 0; k < m.cols; ++k) {
+      const uint32_t code = quant::code_at(m, n, k);
+      if (bits == 4) {
+        auto& b = reinterpret_cast<uint8_t*>(row)[k / 2];
+        b = static_cast<uint8_t>(k % 2 == 0 ? code & 15 : b | (code & 15) << 4);
+      } else {
+        std::memcpy(row + k * (bits / 8), &code, static_cast<size_t>(bits / 8));
+      }
+    }
+  }
+}
+
+/// The byte of a power of two, or of NaN, in e8m0.
+uint8_t e8m0_of(float scale) {
+  const uint32_t bits = f32_bits(scale);
+  if (scale != scale) return 255;
+  return static_cast<uint8_t>(bits >> 23);  // 2^-127 is subnormal: byte 0
+}
+
+void pack_scales(const StoredMatrix& m, const quant::EncodedLayout& layout, std::byte* to) {
+  for (int64_t r = 0; r < layout.scale_rows; ++r) {
+    for (int64_t c = 0; c < layout.scale_cols; ++c) {
+      const float scale = quant::scale_at(m, r * layout.row_group, c * layout.col_group);
+      const int64_t i = r * layout.scale_cols + c;
+      if (layout.scale_unit == DType::f8_e8m0) {
+        to[i] = std::byte{e8m0_of(scale)};
+      } else if (layout.scale_unit == DType::f8_e4m3) {
+        to[i] = std::byte{f32_to_e4m3(scale)};
+      } else {
+        std::memcpy(to + i * 4, &scale, 4);
+      }
+    }
+  }
+}
+
+void pack_matrix(const StoredMatrix& m, const StoredVector& bias, const ImageMatrix& image,
+                 std::byte* to) {
+  pack_codes(m, image.layout, to + image.codes.offset);
+  pack_scales(m, image.layout, to + image.scales.offset);
+  auto* floats = image.bias.in<float>(to);
+  for (int64_t n = 0; n < image.bias.bytes / 4; ++n) {
+    floats[n] = bias.empty() ? 0.0f : quant::element(bias, n);
+  }
+  *image.global.in<float>(to) = m.global;
+}
+
+void check_matrix(const StoredMatrix& m, ScaleSense sense, const char* name) {
+  if (m.empty()) return;
+  const bool blocks = m.scheme.format == WeightFormat::fp8_block;
+  MOEKIT_CHECK_AS(ErrorCode::unsupported, !blocks || (m.row_step == 1 && m.row_first % 128 == 0),
+                  "the blocks of {} begin at row {} of a stacked matrix: for a device they must "
+                  "begin at a multiple of 128",
+                  name, m.row_first);
+  MOEKIT_CHECK_AS(ErrorCode::unsupported, m.global_sense == sense,
+                  "the globals of {} multiply in some experts and divide in others", name);
+}
+
+}  // namespace
+
+void check_images(const CanonicalLayer& layer, std::span<const int32_t> local_experts) {
+  for (int32_t e : local_experts) {
+    const StoredExpert& expert = layer.experts[static_cast<size_t>(e)];
+    const StoredExpert& first = layer.experts[static_cast<size_t>(local_experts.front())];
+    check_matrix(expert.gate, first.up.global_sense, "gate");
+    check_matrix(expert.up, first.up.global_sense, "up");
+    check_matrix(expert.down, first.down.global_sense, "down");
+  }
+}
+
+void pack_image(const StoredExpert& expert, const ExpertImage& image, std::byte* to) {
+  std::memset(to, 0, static_cast<size_t>(image.bytes));
+  if (!expert.gate.empty()) pack_matrix(expert.gate, expert.gate_bias, image.gate, to);
+  pack_matrix(expert.up, expert.up_bias, image.up, to);
+  pack_matrix(expert.down, expert.down_bias, image.down, to);
+}
+
+}  // namespace moekit::experts::cuda
