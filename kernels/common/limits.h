@@ -1,0 +1,44 @@
+// Limits: what each family of kernels takes. One table for the host code that launches them and for
+// the members that promise them; reading it needs no CUDA.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace moekit::kernels {
+
+struct Limits {
+  int32_t size_multiple = 1;  ///< hidden and inter are multiples of it
+  int32_t max_experts = std::numeric_limits<int32_t>::max();
+  int64_t max_tokens = std::numeric_limits<int32_t>::max();  ///< of one call
+  int64_t max_slots = std::numeric_limits<int32_t>::max();   ///< tokens * top_k
+  /// tokens * hidden: what shared memory holds of the rows.
+  int64_t max_elements = std::numeric_limits<int64_t>::max();
+  bool fp8_without_gate = true;
+};
+
+/// sm90_grouped_gemm over the index of smxx_moe, whose counters fit one block.
+inline constexpr Limits kGroupedGemmLimits{
+    .size_multiple = 32, .max_experts = 4096, .fp8_without_gate = false};
+
+/// smxx_decode.
+inline constexpr Limits kDecodeLimits{
+    .size_multiple = 32, .max_tokens = 8, .max_slots = 64, .max_elements = 100000};
+
+/// Dynamic shared memory of smxx_decode's gate_up: the rows, padded, and a scale per 128 columns.
+constexpr int64_t decode_shared_bytes(int64_t tokens, int64_t hidden, int64_t element_bytes) {
+  return tokens * (hidden * element_bytes + 16 + (hidden + 127) / 128 * 4);
+}
+/// Beside it: the chosen experts and the pieces of sums that warps join.
+inline constexpr int64_t kDecodeStaticBytes = 5 << 10;
+
+/// Shared memory that one block may have (CUDA programming guide, technical specifications).
+constexpr int64_t block_shared_bytes(int32_t major, int32_t minor) {
+  if (major == 8) return (minor == 0 || minor == 7 ? 163 : 99) << 10;
+  return (major == 12 ? 99 : 227) << 10;
+}
+
+/// smxx_moe's reference chain: its row quantizers take 16 columns at a time.
+inline constexpr Limits kReferenceLimits{.size_multiple = 16};
+
+}  // namespace moekit::kernels

@@ -1,0 +1,13 @@
+#include "kernels/sm90_grouped_gemm/src/kernel.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+std::span<const Instance> fp8_down_instances() {
+  static const Instance table[] = {
+      instance<Knobs{.format = Format::fp8_block, .phase = Phase::down, .cluster = 1}>(),
+      instance<Knobs{.format = Format::fp8_block, .phase = Phase::down, .cluster = 2}>(),
+  };
+  return table;
+}
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

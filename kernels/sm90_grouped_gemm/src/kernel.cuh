@@ -1,0 +1,145 @@
+// The kernel: carves shared memory, makes barriers, and lets each warpgroup take its role.
+#pragma once
+
+#include "kernels/sm90_grouped_gemm/src/epilogue.cuh"
+#include "kernels/sm90_grouped_gemm/src/instances.h"
+#include "kernels/sm90_grouped_gemm/src/producer.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+// Registers a thread. A block starts with 168 for each of its 384 threads (65536 / 384, rounded
+// down to a multiple of 8) and can only hand those around: asking for one more waits for ever.
+// Gathering needs some, issuing TMA next to none.
+constexpr int producer_registers(Knobs k) { return k.gathers() ? 40 : 24; }
+constexpr int consumer_registers(Knobs k) { return k.gathers() ? 232 : 240; }
+constexpr bool registers_fit(Knobs k) {
+  return producer_registers(k) + kConsumerGroups * consumer_registers(k) <=
+         168 * (kConsumerGroups + 1);
+}
+
+template <Knobs K>
+__device__ __forceinline__ ScaleCursor scale_cursor(const Args& args, const TileTask& task,
+                                                    bool half, int group, int warp, int lane) {
+  ScaleCursor cursor;
+  const int32_t first = (half ? 0 : group * 64) + warp * 16 + lane / 4;
+  const int32_t blocks = (args.shape.columns + 127) / 128;
+  const int64_t weights = task.expert * args.weights.scale_expert;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int32_t r = first + 8 * i < task.num_rows ? first + 8 * i : task.num_rows - 1;
+    int64_t row = task.first_row + r;
+    if constexpr (K.gathers()) row = __ldg(args.row_index + row);
+    cursor.row[i] = static_cast<uint32_t>(row * args.row_scale_stride);
+    if constexpr (K.gated()) {
+      cursor.weight[i] = static_cast<uint32_t>(weights + i * args.weights.scale_half +
+                                               task.n_block * args.weights.scale_row);
+    } else {
+      const int32_t block = task.n_block * 2 + (half ? group : i);
+      cursor.weight[i] = static_cast<uint32_t>(weights + (block < blocks ? block : blocks - 1) *
+                                                             args.weights.scale_row);
+    }
+  }
+  return cursor;
+}
+
+/// One task of one consumer group. kHalf: see mainloop.cuh.
+template <Knobs K, bool kHalf>
+__device__ __forceinline__ void consume_task(const Args& args, SharedStorage<K>& shared,
+                                             const TileTask& task, RingPosition& ring,
+                                             int32_t steps, int group, int warp, int lane) {
+  constexpr int kBlocks = kHalf ? 1 : 2;
+  WarpRows rows;
+  rows.find(args, task, kHalf, group, warp, lane);
+  Sums sums;
+  if constexpr (K.format == Format::bf16) {
+    multiply_bf16<K, kHalf>(shared, ring, steps, group, lane, sums);
+  } else {
+    ScaleCursor scales = scale_cursor<K>(args, task, kHalf, group, warp, lane);
+    multiply_fp8<K, kHalf>(args, shared, ring, steps, group, lane, scales, sums);
+  }
+  uint8_t* staging = shared.out[group * 4 + warp];
+  const int column = task.n_block * columns_per_task(K.phase) + (kHalf ? group * K.box_rows() : 0);
+  if constexpr (K.gated() && K.format == Format::fp8_block) {
+    finish_gated_fp8<kBlocks>(args, task, rows, column, group, warp, staging, shared.amax, lane,
+                              sums);
+  } else if constexpr (K.gated()) {
+    finish_gated_bf16<kBlocks>(args, task, rows, column, staging, lane, sums);
+  } else {
+    finish_plain_bf16<kBlocks, K.phase == Phase::up>(args, task, rows, column, staging, lane, sums);
+  }
+}
+
+template <Knobs K>
+__device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shared, int group,
+                                        int thread) {
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
+  RingPosition ring;
+  TaskWalk<K> walk(args);
+  TileTask task;
+  while (walk.take(task)) {
+    if (task.num_rows > 64) {
+      consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
+    } else if (task.num_rows > 0) {
+      consume_task<K, true>(args, shared, task, ring, steps, group, warp, lane);
+    } else {
+      skip_task<K>(shared, ring, steps, lane);
+    }
+  }
+}
+
+/// Tuning::knobs is the instance. (The entry takes a type because the host compiler's half of nvcc
+/// 13.0 does not find a namespaced class-type argument of a kernel.)
+template <typename Tuning>
+__global__ void __launch_bounds__(kThreads, 1)
+    grouped_gemm(const __grid_constant__ KernelArgs args) {
+  constexpr Knobs K = Tuning::knobs;
+  static_assert(registers_fit(K),
+                "setmaxnreg would wait for registers that the block does not have");
+  extern __shared__ uint8_t dynamic[];
+  SharedStorage<K>& shared = shared_storage<K>(dynamic);
+  const int group = threadIdx.x / kWarpgroup;
+  const int thread = threadIdx.x % kWarpgroup;
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&args.weights);
+    if constexpr (!K.gathers()) prefetch_tensor_map(&args.rows);
+    for (int s = 0; s < K.stages; ++s) {
+      barrier_init(&shared.full[s], full_arrivals<K>());
+      barrier_init(&shared.empty[s], kConsumerWarps * K.cluster);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (K.cluster == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
+  wait_for_predecessor();
+  release_dependents();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers(K)));
+    if (K.gathers() || thread == 0) produce<K>(args, shared, thread);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers(K)));
+    consume<K>(args.args, shared, group - 1, thread);
+  }
+  // The partner's last arrivals must find this block alive.
+  if constexpr (K.cluster > 1) {
+    __syncwarp();
+    cluster_sync();
+  }
+}
+
+template <Knobs K>
+struct Tuning {
+  static constexpr Knobs knobs = K;
+};
+
+/// One line of an instance table.
+template <Knobs K>
+Instance instance() {
+  return {K, reinterpret_cast<const void*>(&grouped_gemm<Tuning<K>>), shared_bytes<K>()};
+}
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

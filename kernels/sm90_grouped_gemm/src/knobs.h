@@ -1,0 +1,29 @@
+// Knobs: everything a kernel instance is compiled for.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90_grouped_gemm/api.h"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+struct Knobs {
+  Format format = Format::bf16;
+  Phase phase = Phase::gate_up;
+  int32_t stages = 4;
+  int32_t cluster = 1;  ///< blocks that share a weight tile by multicast: 1 or 2
+
+  bool gather = true;  ///< rows found through row_index by the loads; `down` never gathers
+
+  constexpr bool gathers() const { return gather && phase != Phase::down; }
+  constexpr bool gated() const { return phase == Phase::gate_up; }
+  constexpr int32_t element_bytes() const { return format == Format::bf16 ? 2 : 1; }
+  /// Columns of depth in a stage: 128 bytes.
+  constexpr int32_t block_depth() const { return 128 / element_bytes(); }
+  /// Weight rows of one TMA box and of one half of the B tile.
+  constexpr int32_t box_rows() const { return gated() ? 64 : 128; }
+};
+
+inline constexpr int32_t kTileColumns = 256;  ///< rows of the weight tile
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

@@ -1,0 +1,126 @@
+// The producer warpgroup: fills the ring. Weights come by TMA; rows by TMA where they lie in order
+// (down), else by 16-byte asynchronous copies of rows found through row_index.
+#pragma once
+
+#include "kernels/common/copy.cuh"
+#include "kernels/sm90_grouped_gemm/src/kernel_args.h"
+#include "kernels/sm90_grouped_gemm/src/shared_storage.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+/// Whether the two tasks of this cluster read the same weight tile.
+template <Knobs K>
+__device__ __forceinline__ bool shares_weights(const Args& args, uint32_t rank,
+                                               const TileTask& task, int32_t index) {
+  if constexpr (K.cluster == 1) return false;
+  const TileTask* partner = args.tasks + (index ^ 1);
+  return partner->num_rows > 0 && task.num_rows > 0 && partner->n_block == task.n_block &&
+         partner->expert == task.expert;
+}
+
+/// One thread: announces the bytes of a stage and loads its weight tile (and, for `down`, its
+/// rows).
+template <Knobs K>
+__device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage<K>& shared,
+                                           const TileTask& task, bool shared_weights, uint32_t rank,
+                                           uint32_t stage, int32_t k) {
+  constexpr uint32_t kBoxBytes = kTileColumns / 2 * kTileRowBytes;
+  uint64_t* full = &shared.full[stage];
+  if (task.num_rows == 0) {
+    barrier_arrive(full);
+    return;
+  }
+  const bool half = task.num_rows <= 64;
+  uint32_t bytes = 2 * kBoxBytes;
+  if constexpr (!K.gathers()) bytes += (half ? 64 : 128) * kTileRowBytes;
+  barrier_arrive_expect(full, bytes);
+  const int32_t column = task.n_block * columns_per_task(K.phase);
+  if (K.cluster == 2 && shared_weights) {
+    // Each block of the cluster fetches one half of the tile for both.
+    tma_load_4d_multicast(&args.weights, full, shared.weights[stage] + rank * kBoxBytes, 3, k,
+                          column + static_cast<int32_t>(rank) * K.box_rows(), 0, task.expert);
+  } else {
+    tma_load_4d(&args.weights, full, shared.weights[stage], k, column, 0, task.expert);
+    tma_load_4d(&args.weights, full, shared.weights[stage] + kBoxBytes, k, column + K.box_rows(), 0,
+                task.expert);
+  }
+  if constexpr (!K.gathers()) {
+    tma_load_2d(&args.rows, full, shared.rows[stage], k, task.first_row);
+    if (!half) {
+      tma_load_2d(&args.rows, full, shared.rows[stage] + 64 * kTileRowBytes, k,
+                  task.first_row + 64);
+    }
+  }
+}
+
+/// The rows that a producer warp copies: warp w takes rows 32 w to 32 w + 31, lane l remembers
+/// where row 32 w + l lies. An instruction of the warp moves 128 bytes each of four rows.
+struct GatheredRows {
+  uint32_t own;   // offset of the lane's row in units of 16 bytes, so that 32 bits reach 64 GiB
+  int32_t valid;  // rows of the task among the warp's 32
+
+  __device__ __forceinline__ void find(const Args& args, const TileTask& task, int thread) {
+    valid = task.num_rows - thread / 32 * 32;
+    own = 0;
+    if (thread < task.num_rows) {
+      const int64_t source = __ldg(args.row_index + task.first_row + thread);
+      own = static_cast<uint32_t>(source * args.row_bytes >> 4);
+    }
+  }
+
+  /// Rows beyond the task are left as they are: their products are never stored.
+  __device__ __forceinline__ void copy(const Args& args, uint8_t* to, int32_t k_bytes,
+                                       int32_t depth_bytes, int thread) const {
+    const uint32_t chunk = thread % 8;
+    const int32_t byte = k_bytes + static_cast<int32_t>(chunk) * 16;
+    const bool inside = byte < depth_bytes;
+    const auto* from = static_cast<const uint8_t*>(args.rows) + (inside ? byte : 0);
+    const uint32_t base = shared_address(to) + thread / 32 * 32 * kTileRowBytes;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = 4 * i + thread % 32 / 8;
+      const uint32_t offset = __shfl_sync(0xffffffffu, own, row);
+      if (row < valid) {
+        copy_async_16(base + tile_chunk_offset(row, chunk),
+                      from + (static_cast<uint64_t>(offset) << 4), inside);
+      }
+    }
+  }
+};
+
+/// The whole role. All 128 threads where rows are gathered, one thread otherwise.
+template <Knobs K>
+__device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>& shared,
+                                        int thread) {
+  const uint32_t rank = K.cluster == 1 ? 0 : cluster_rank();
+  const Args& a = args.args;
+  const int32_t depth_bytes = a.shape.depth * K.element_bytes();
+  const int32_t steps = (depth_bytes + 127) / 128;
+  RingPosition ring;
+  TaskWalk<K> walk(a);
+  TileTask task;
+  for (int32_t index = blockIdx.x; walk.take(task); index += gridDim.x) {
+    const bool shared_weights = shares_weights<K>(a, rank, task, index);
+    GatheredRows gathered;
+    if constexpr (K.gathers()) gathered.find(a, task, thread);
+    for (int32_t step = 0; step < steps; ++step) {
+      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+      if (thread == 0) {
+        load_stage<K>(args, shared, task, shared_weights, rank, ring.stage, step * K.block_depth());
+      }
+      if constexpr (K.gathers()) {
+        gathered.copy(a, shared.rows[ring.stage], step * 128, depth_bytes, thread);
+        copy_async_arrive(&shared.full[ring.stage]);
+      }
+      ring.advance<K.stages>();
+    }
+  }
+}
+
+/// Arrivals that complete a full barrier besides TMA's bytes.
+template <Knobs K>
+constexpr uint32_t full_arrivals() {
+  return 1 + (K.gathers() ? kWarpgroup : 0);
+}
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

@@ -1,0 +1,59 @@
+// The experts for a handful of tokens: two launches that read each chosen expert's weights once,
+// with plain 16-byte loads spread evenly over the whole GPU, warp by warp; no index, no shared
+// tiles. From sm_80 up.
+//
+//   gate_up   h[slot] = act(x Wg^T + bg, x Wu^T + bu)       x quantized on the way in (fp8)
+//   down      y[slot] = h[slot] Wd^T + bd, f32
+//
+// In fp8 gate_up leaves h in f32, and smxx_moe's quantize_rows runs between the two. y goes to
+// combine_rows. Numbers: the exact chain, products and sums in fp32; in fp8 a
+// block of 128 columns is summed before it is scaled.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/activation.h"
+#include "kernels/common/limits.h"
+#include "kernels/common/weight_view.h"
+
+namespace moekit::kernels::smxx_decode {
+
+inline constexpr auto kMaxTokens = static_cast<int32_t>(kDecodeLimits.max_tokens);
+inline constexpr auto kMaxSlots = static_cast<int32_t>(kDecodeLimits.max_slots);
+
+struct Args {
+  OperandFormat format = OperandFormat::bf16;
+  int32_t num_tokens = 0;                ///< capacity where live_tokens is set
+  const int32_t* live_tokens = nullptr;  ///< [1], may be null
+  int32_t top_k = 0;
+  int32_t num_experts = 0;
+  int32_t hidden = 0;  ///< multiples of 32
+  int32_t inter = 0;
+  bool gated = true;
+  const int32_t* ids = nullptr;  ///< [T, top_k]; outside [0, num_experts) is no expert
+  WeightView gate_up;
+  WeightView down;
+  const float* gate_bias = nullptr;  ///< [num_experts, inter] or null
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;  ///< [num_experts, hidden] or null
+  EpilogueActivation activation;
+  const void* x = nullptr;    ///< bf16 [T, hidden]
+  void* h = nullptr;          ///< [slots, inter], dense: bf16, or e4m3 codes (input of down only)
+  float* h_values = nullptr;  ///< fp8_block: [slots, inter], what gate_up writes
+  const float* h_scales = nullptr;  ///< fp8_block: [slots, ceil(inter / 128)]
+  float* y = nullptr;               ///< [slots, hidden]
+  int32_t num_sms = 0;
+};
+
+/// Null, or why the shape is refused.
+const char* refusal(const Args& args);
+
+/// Both enqueue on `stream`. With `overlap`, down reads ids and weights while its predecessor still
+/// runs: they must be older than gate_up, and gate_up's end must lie before down's predecessor or
+/// be it.
+cudaError_t gate_up(const Args& args, cudaStream_t stream, bool overlap);
+cudaError_t down(const Args& args, cudaStream_t stream, bool overlap);
+
+}  // namespace moekit::kernels::smxx_decode

@@ -1,0 +1,201 @@
+// Combine: the slot-ordered, weighted sum of each token's rows (docs/numerics.md), eight columns a
+// thread. And the activation of fp32 rows, for chains without a fused epilogue.
+#include <cuda_bf16.h>
+
+#include "kernels/common/copy.cuh"
+#include "kernels/common/launch.h"
+#include "kernels/smxx_moe/api.h"
+
+namespace moekit::kernels::smxx_moe {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kColumns = 8;
+
+struct CombineArgs {
+  const void* rows;
+  const int32_t* ids;
+  const float* weights;
+  int32_t num_tokens;
+  const int32_t* live_tokens;
+  int32_t top_k;
+  int32_t num_experts;
+  int32_t pieces;  // groups of kColumns columns in a row
+  void* out;
+};
+
+template <RowType kType>
+struct Piece;
+
+template <>
+struct Piece<RowType::f32> {
+  float4 v[2];
+  __device__ __forceinline__ void load(const void* base, int64_t piece) {
+    const auto* p = static_cast<const float4*>(base) + piece * 2;
+    v[0] = __ldg(p);
+    v[1] = __ldg(p + 1);
+  }
+  __device__ __forceinline__ float at(int i) const { return (&v[i / 4].x)[i % 4]; }
+};
+
+template <>
+struct Piece<RowType::bf16> {
+  uint4 v;
+  __device__ __forceinline__ void load(const void* base, int64_t piece) {
+    v = __ldg(static_cast<const uint4*>(base) + piece);
+  }
+  __device__ __forceinline__ float at(int i) const {
+    const uint32_t word = (&v.x)[i / 2];
+    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+  }
+};
+
+template <RowType kType>
+__device__ __forceinline__ void store_piece(void* base, int64_t piece,
+                                            const float (&sum)[kColumns]) {
+  if constexpr (kType == RowType::f32) {
+    auto* p = static_cast<float4*>(base) + piece * 2;
+    p[0] = {sum[0], sum[1], sum[2], sum[3]};
+    p[1] = {sum[4], sum[5], sum[6], sum[7]};
+  } else {
+    uint4 words;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+      (&words.x)[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    static_cast<uint4*>(base)[piece] = words;
+  }
+}
+
+template <RowType kIn, RowType kOut>
+__global__ void __launch_bounds__(kThreads) combine_kernel(const CombineArgs args) {
+  wait_for_predecessor();
+  release_dependents();
+  int32_t tokens = args.num_tokens;
+  if (args.live_tokens != nullptr && *args.live_tokens < tokens) tokens = *args.live_tokens;
+  const int64_t total = static_cast<int64_t>(tokens) * args.pieces;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t token = i / args.pieces;
+    const int64_t column = i - token * args.pieces;
+    float sum[kColumns] = {};
+    bool any = false;
+    // Four rows in flight: the sum has to be ordered, the loads do not.
+    constexpr int kBatch = 4;
+    for (int32_t first = 0; first < args.top_k; first += kBatch) {
+      Piece<kIn> piece[kBatch];
+      float weight[kBatch];
+      bool present[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int64_t slot = token * args.top_k + first + j;
+        present[j] = first + j < args.top_k && static_cast<uint32_t>(args.ids[slot]) <
+                                                   static_cast<uint32_t>(args.num_experts);
+        if (!present[j]) continue;
+        weight[j] = args.weights[slot];
+        piece[j].load(args.rows, slot * args.pieces + column);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (!present[j]) continue;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const float product = __fmul_rn(weight[j], piece[j].at(c));
+          sum[c] = any ? __fadd_rn(sum[c], product) : product;
+        }
+        any = true;
+      }
+    }
+    store_piece<kOut>(args.out, i, sum);
+  }
+}
+
+__global__ void activate_kernel(const float* gate_up, int64_t num_rows, int64_t inter, bool gated,
+                                EpilogueActivation activation, bool to_bf16, void* out) {
+  const int64_t total = num_rows * inter;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int64_t row = i / inter, column = i % inter;
+    const float h = gated ? apply_gated(activation, gate_up[row * 2 * inter + column],
+                                        gate_up[row * 2 * inter + inter + column])
+                          : apply_unary(activation, gate_up[i]);
+    if (to_bf16) {
+      static_cast<__nv_bfloat16*>(out)[i] = __float2bfloat16_rn(h);
+    } else {
+      static_cast<float*>(out)[i] = h;
+    }
+  }
+}
+
+unsigned blocks_for(int64_t items) {
+  const int64_t wanted = (items + kThreads - 1) / kThreads;
+  constexpr int64_t kMost = 132 * 16;  // two rounds of a full H200
+  return static_cast<unsigned>(wanted < kMost ? wanted : kMost);
+}
+
+struct GatherArgs {
+  const void* from;
+  int64_t pieces;  // of sizeof(T) bytes in a row
+  const int32_t* row_token;
+  const int32_t* num_rows;
+  void* to;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArgs args) {
+  wait_for_predecessor();
+  release_dependents();
+  const int64_t total = *args.num_rows * args.pieces;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t row = i / args.pieces;
+    static_cast<T*>(args.to)[i] =
+        __ldg(static_cast<const T*>(args.from) + args.row_token[row] * args.pieces +
+              (i - row * args.pieces));
+  }
+}
+
+}  // namespace
+
+cudaError_t gather_rows(const void* from, int64_t row_bytes, const Index& index, int64_t max_rows,
+                        void* to, cudaStream_t stream, bool overlap) {
+  if (row_bytes <= 0 || row_bytes % 4 != 0) return cudaErrorInvalidValue;
+  if (max_rows == 0) return cudaSuccess;
+  const bool wide = row_bytes % 16 == 0;
+  const GatherArgs args{from, row_bytes / (wide ? 16 : 4), index.row_token, index.num_rows, to};
+  const LaunchShape shape{blocks_for(max_rows * args.pieces), kThreads, 0, stream, overlap};
+  return wide ? launch(gather_kernel<uint4>, shape, args)
+              : launch(gather_kernel<uint32_t>, shape, args);
+}
+
+cudaError_t combine_rows(const void* rows, RowType type, const int32_t* ids, const float* weights,
+                         int64_t num_tokens, const int32_t* live_tokens, int32_t top_k,
+                         int32_t num_experts, int64_t width, RowType out_type, void* out,
+                         cudaStream_t stream, bool overlap) {
+  if (width <= 0 || width % kColumns != 0 || num_tokens > INT32_MAX) return cudaErrorInvalidValue;
+  if (num_tokens == 0) return cudaSuccess;
+  const CombineArgs args{rows,        ids,   weights,     static_cast<int32_t>(num_tokens),
+                         live_tokens, top_k, num_experts, static_cast<int32_t>(width / kColumns),
+                         out};
+  const LaunchShape shape{blocks_for(num_tokens * args.pieces), kThreads, 0, stream, overlap};
+  using enum RowType;
+  if (type == f32) {
+    return out_type == f32 ? launch(combine_kernel<f32, f32>, shape, args)
+                           : launch(combine_kernel<f32, bf16>, shape, args);
+  }
+  return out_type == f32 ? launch(combine_kernel<bf16, f32>, shape, args)
+                         : launch(combine_kernel<bf16, bf16>, shape, args);
+}
+
+cudaError_t activate_rows(const float* gate_up, int64_t num_rows, int64_t inter,
+                          const ActivationSpec& activation, RowType type, void* out,
+                          cudaStream_t stream) {
+  if (num_rows * inter == 0) return cudaSuccess;
+  activate_kernel<<<blocks_for(num_rows * inter), kThreads, 0, stream>>>(
+      gate_up, num_rows, inter, activation.gated, epilogue_activation(activation),
+      type == RowType::bf16, out);
+  return cudaGetLastError();
+}
+
+}  // namespace moekit::kernels::smxx_moe
