@@ -1,0 +1,187 @@
+// moekit::Layer, PendingCall and Workspace over engine::LayerRuntime.
+#include <atomic>
+#include <thread>
+
+#include "api/memory_layer.h"
+#include "base/check.h"
+#include "engine/layer_runtime.h"
+#include "moekit/checkpoint.h"
+#include "moekit/layer.h"
+
+namespace moekit {
+
+/// A call between its steps. One lives in each workspace, so that calls need no memory of their
+/// own.
+struct PendingCall::Impl {
+  enum class Step { idle, dispatched, experts_done };
+  const engine::LayerRuntime* layer = nullptr;
+  engine::CallState* state = nullptr;
+  // Taken from dispatch to combine, as the layer's gate is. No mutex: several workspaces are taken
+  // and given back in any order, and the last step may come from another thread.
+  std::atomic<bool> busy{false};
+  std::atomic<std::thread::id> holder{};  ///< who took it
+  Step step = Step::idle;
+
+  /// Waits for a call of another thread; one of this thread would never end.
+  void acquire(engine::CallGate& gate) {
+    MOEKIT_CHECK(holder.load(std::memory_order_relaxed) != std::this_thread::get_id(),
+                 "this workspace has a call in flight: run its steps to the end first, or dispatch "
+                 "with a workspace of its own (make_workspace)");
+    while (busy.exchange(true, std::memory_order_acquire)) {
+      busy.wait(true, std::memory_order_relaxed);
+    }
+    try {
+      gate.enter();
+    } catch (...) {
+      set_free();
+      throw;
+    }
+    holder.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+
+  /// Runs one step; a failure ends the call.
+  template <typename Body>
+  void guarded(Body&& body) {
+    try {
+      body();
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  void release() {
+    step = Step::idle;
+    holder.store({}, std::memory_order_relaxed);
+    layer->gate().leave();
+    set_free();
+  }
+  /// What the call wrote is seen by the next one.
+  void set_free() {
+    busy.store(false, std::memory_order_release);
+    busy.notify_one();
+  }
+};
+
+struct Workspace::Impl {
+  explicit Impl(const engine::LayerRuntime& layer) : layer(&layer), state(layer) {}
+  const engine::LayerRuntime* layer;  ///< the layer it was made for
+  engine::CallState state;
+  PendingCall::Impl pending;
+};
+
+Workspace::Workspace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Workspace::~Workspace() = default;
+int64_t Workspace::bytes() const {
+  const comm::SymmetricHeap* heap = impl_->state.heap.get();
+  return impl_->state.buffer.size() + (heap != nullptr ? heap->bytes() : 0);
+}
+
+struct Layer::Impl {
+  Impl(std::shared_ptr<const CanonicalLayer> canonical, const PlanOptions& options)
+      : runtime(std::move(canonical), options), own(runtime) {}
+  engine::LayerRuntime runtime;
+  Workspace::Impl own;  ///< of calls that bring none
+};
+
+Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Layer::Layer(Layer&&) noexcept = default;
+Layer& Layer::operator=(Layer&&) noexcept = default;
+Layer::~Layer() = default;
+
+Layer Layer::open(const std::string& model_dir, int layer, const PlanOptions& options) {
+  return from_canonical(load_canonical(model_dir, layer), options);
+}
+
+Layer Layer::create(const MoeConfig& config, const LayerTensors& tensors,
+                    const PlanOptions& options) {
+  return from_canonical(api::layer_from_tensors(config, tensors), options);
+}
+
+Layer Layer::from_canonical(std::shared_ptr<const CanonicalLayer> canonical,
+                            const PlanOptions& options) {
+  MOEKIT_CHECK(canonical != nullptr, "a layer needs weights, got null");
+  return Layer(std::make_unique<Impl>(std::move(canonical), options));
+}
+
+const MoeConfig& Layer::config() const { return impl_->runtime.config(); }
+const Explanation& Layer::explanation() const { return impl_->runtime.explanation(); }
+
+std::unique_ptr<Workspace> Layer::make_workspace() const {
+  return std::make_unique<Workspace>(std::make_unique<Workspace::Impl>(impl_->runtime));
+}
+
+Placement Layer::placement() const { return impl_->runtime.plan().problem.placement->lists(); }
+
+PlacementChange Layer::set_placement(const Placement& placement) {
+  return impl_->runtime.set_placement(placement);
+}
+
+LoadStatistics Layer::load_statistics() const { return impl_->runtime.load().read(); }
+LoadStatistics Layer::gather_load_statistics() const {
+  return impl_->runtime.gather_load_statistics();
+}
+void Layer::reset_load_statistics() { impl_->runtime.load().reset(); }
+
+void Layer::run(const LayerArgs& args, StreamHandle stream, Workspace* workspace) const {
+  PendingCall call = dispatch(args, stream, workspace);
+  call.experts();
+  call.combine();
+}
+
+PendingCall::PendingCall(PendingCall&& other) noexcept
+    : impl_(std::exchange(other.impl_, nullptr)) {}
+PendingCall& PendingCall::operator=(PendingCall&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+PendingCall::~PendingCall() {
+  if (impl_ == nullptr) return;
+  // Peers may still read rows of this workspace: end their waits before it can go away.
+  impl_->layer->abort("a call was dropped between its steps");
+  impl_->release();
+}
+
+PendingCall Layer::dispatch(const LayerArgs& args, StreamHandle stream,
+                            Workspace* workspace) const {
+  MOEKIT_CHECK(stream == nullptr || impl_->runtime.on_device(),
+               "the plan runs on the CPU: pass no stream");
+  Workspace::Impl* space = workspace != nullptr ? workspace->impl_.get() : &impl_->own;
+  MOEKIT_CHECK(space->layer == &impl_->runtime, "the workspace was made by another layer");
+  PendingCall::Impl& call = space->pending;
+  call.acquire(impl_->runtime.gate());
+  call.layer = &impl_->runtime;
+  call.state = &space->state;
+  call.guarded([&] { impl_->runtime.begin(space->state, args, stream); });
+  call.step = PendingCall::Impl::Step::dispatched;
+  return PendingCall(&call);
+}
+
+bool PendingCall::ready() const {
+  if (impl_ == nullptr || impl_->state->on_device) return true;
+  return impl_->step == Impl::Step::dispatched ? engine::dispatch_ready(impl_->state->call)
+                                               : engine::combine_ready(impl_->state->call);
+}
+
+void PendingCall::wait() {
+  if (impl_ != nullptr && impl_->step == Impl::Step::dispatched) experts();
+  if (impl_ != nullptr) combine();
+}
+
+void PendingCall::experts() {
+  MOEKIT_CHECK(impl_ != nullptr && impl_->step == Impl::Step::dispatched,
+               "experts() follows dispatch() once");
+  Impl* call = std::exchange(impl_, nullptr);  // a failure has released it
+  call->guarded([&] { call->layer->middle(*call->state); });
+  call->step = Impl::Step::experts_done;
+  impl_ = call;
+}
+
+void PendingCall::combine() {
+  MOEKIT_CHECK(impl_ != nullptr && impl_->step == Impl::Step::experts_done,
+               "combine() follows experts() once");
+  Impl* call = std::exchange(impl_, nullptr);
+  call->guarded([&] { call->layer->end(*call->state); });
+  call->release();
+}
+
+}  // namespace moekit
