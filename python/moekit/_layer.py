@@ -1,0 +1,532 @@
+"""MoELayer: one MoE layer, planned and packed once, called many times."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _library
+from ._config import MoEConfig, Plan, number_of
+from ._ranks import Rank
+from ._tensors import View, empty_like, is_torch, view
+from .errors import InvalidArgumentError, UnsupportedError, WrongTypeError
+
+DEFAULT_MAX_TOKENS = 512
+_SLOT_VIEWS = ("hidden", "ids", "weights", "output")
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """One weight matrix [N, K], or one of all experts [E, N, K], in its number format.
+
+    codes: the weights, or their codes: fp8 as float8 or uint8 [.., K]; fp4 and int4 as pairs in
+        uint8 [.., K/2], low nibble first; int8 as int8, or uint8 with 128 added.
+    scales: as the format defines: [1], [N, 1], [N/128, K/128], [N, K/32], [N, K/16], [N, K/group].
+    zeros: integer zero points, uint8 in the shape of scales.
+    global_scale: nvfp4's float32 scale, one a matrix (stacked: one, or one an expert).
+    input_scale: float32 static scale of the matrix's input.
+    bias: [N], stacked [E, N].
+    """
+
+    codes: Any
+    scales: Any = None
+    zeros: Any = None
+    global_scale: Any = None
+    input_scale: Any = None
+    bias: Any = None
+
+
+@dataclasses.dataclass
+class Details:
+    """Results of :meth:`MoELayer.details`. Arrays are NumPy's but for `output`."""
+
+    output: Any
+    """[T, hidden], of the kind and dtype of the input."""
+    topk_ids: np.ndarray[Any, Any]
+    """int32 [T, k], by descending weight."""
+    topk_weights: np.ndarray[Any, Any]
+    """float32 [T, k]."""
+    router_logits: np.ndarray[Any, Any] | None
+    """float32 [T, experts]; None where the call brought its own ids."""
+    routed: np.ndarray[Any, Any]
+    """float32 [T, hidden]: the routed experts alone, without shared ones."""
+    dropped: int
+    """(token, slot) pairs that capacity or unchecked bad ids dropped."""
+
+
+class _Slot:
+    """Structs of one call, made once and filled at each call: with routing and without."""
+
+    __slots__ = ("plain", "routed", "plain_address", "routed_address", *_SLOT_VIEWS)
+
+    def __init__(self) -> None:
+        self.hidden, self.ids, self.weights, self.output = View(), View(), View(), View()
+        self.plain, self.routed = _abi.RunArgs(), _abi.RunArgs()
+        for args in (self.plain, self.routed):
+            args.struct_size = ctypes.sizeof(_abi.RunArgs)
+            args.hidden = self.hidden.pointer
+            args.output = self.output.pointer
+        self.routed.topk_ids = self.ids.pointer
+        self.routed.topk_weights = self.weights.pointer
+        self.plain_address = byref(self.plain)
+        self.routed_address = byref(self.routed)
+
+
+def _matrix_c(matrix: Any, name: str, keep: list[Any]) -> _abi.Matrix:
+    """The C struct of a Matrix or of a bare tensor; what it points to goes into `keep`."""
+    m = matrix if isinstance(matrix, Matrix) else Matrix(matrix)
+    c = _abi.Matrix()
+    for field, value in (
+        ("codes", m.codes),
+        ("scales", m.scales),
+        ("zeros", m.zeros),
+        ("global_", m.global_scale),
+        ("input_scale", m.input_scale),
+        ("bias", m.bias),
+    ):
+        if value is not None:
+            setattr(c, field, _tensor_c(value, f"{name}.{field.strip('_')}", keep))
+    return c
+
+
+def _tensor_c(value: Any, name: str, keep: list[Any]) -> Any:
+    if isinstance(value, float):
+        value = np.array([value], np.float32)
+    shown = view(value, name)
+    keep.append(shown)
+    return shown.pointer
+
+
+def _format_of(matrix: Any, named: str, what: str) -> str:
+    """The name of a matrix's format: as given, else from a plain dtype."""
+    if named:
+        return named
+    codes = matrix.codes if isinstance(matrix, Matrix) else matrix
+    dtype = view(codes, what).dtype_name
+    formats = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+    if dtype not in formats:
+        raise InvalidArgumentError(
+            f"{what} is {dtype}, and the config names no format; "
+            f"set MoEConfig.{what}_weights ('fp8_block', 'nvfp4', ...)"
+        )
+    return formats[dtype]
+
+
+def _shape(matrix: Any, name: str) -> tuple[int, ...]:
+    codes = matrix.codes if isinstance(matrix, Matrix) else matrix
+    return view(codes, name).shape
+
+
+class _Weights:
+    """Checks the weight arguments, completes the config's sizes and builds the C structs."""
+
+    def __init__(self, config: MoEConfig, given: dict[str, Any]) -> None:
+        self.keep: list[Any] = []
+        self.tensors = t = _abi.LayerTensors()
+        t.struct_size = ctypes.sizeof(t)
+        t.matrix_size = ctypes.sizeof(_abi.Matrix)
+        t.stacked_order = number_of(given["order"], _abi.ORDERS, "order")
+        t.transposed = bool(given["transposed"])
+        t.global_sense = number_of(given["global_sense"], _abi.SENSES, "global_sense")
+        if given["down"] is None:
+            raise InvalidArgumentError("down is missing: expected the experts' down matrices")
+        stacked = not isinstance(given["down"], (list, tuple))
+        sizes = self._stacked(config, given) if stacked else self._per_expert(config, given)
+        for name in (
+            "router_weight",
+            "router_bias",
+            "selection_bias",
+            "shared_gate",
+            "latent_in",
+            "latent_out",
+        ):
+            if given[name] is not None:
+                setattr(t, name, _tensor_c(given[name], name, self.keep))
+        if given["latent_in"] is not None:
+            latent, hidden = view(given["latent_in"], "latent_in").shape
+            sizes.update(latent=latent, hidden=hidden)
+        if given["shared_up_proj"] is not None:
+            sizes.update(self._shared(config, given))
+        # Sizes that the config names win: the library checks every tensor against them.
+        named = {k: v for k, v in sizes.items() if not getattr(config, k)}
+        self.config = dataclasses.replace(config, **named)
+
+    def _shared(self, config: MoEConfig, given: dict[str, Any]) -> dict[str, Any]:
+        for name in ("shared_gate_proj", "shared_up_proj", "shared_down_proj"):
+            if given[name] is not None:
+                self._matrix(name, given[name], name)
+        up, down = given["shared_up_proj"], given["shared_down_proj"]
+        if down is None:
+            raise InvalidArgumentError("shared_up_proj comes with shared_down_proj")
+        return {
+            "shared_inter": _shape(up, "shared_up_proj")[0],
+            "shared_gate_up_weights": _format_of(
+                up, config.shared_gate_up_weights, "shared_gate_up"
+            ),
+            "shared_down_weights": _format_of(down, config.shared_down_weights, "shared_down"),
+            "shared_sigmoid_gate": given["shared_gate"] is not None,
+        }
+
+    def _matrix(self, field: str, value: Any, name: str) -> None:
+        c = _matrix_c(value, name, self.keep)
+        self.keep.append(c)
+        setattr(self.tensors, field, ctypes.pointer(c))
+
+    def _stacked(self, config: MoEConfig, given: dict[str, Any]) -> dict[str, Any]:
+        gate_up = given["gate_up"]
+        if gate_up is None or given["gate"] is not None or given["up"] is not None:
+            raise InvalidArgumentError(
+                "a stacked down [E, hidden, inter] comes with gate_up [E, 2 inter, hidden]; "
+                "for matrices per expert pass gate, up and down as lists"
+            )
+        self._matrix("gate_up_stacked", gate_up, "gate_up")
+        self._matrix("down_stacked", given["down"], "down")
+        rows, width = 1, 1
+        first, second = _shape(gate_up, "gate_up"), _shape(given["down"], "down")
+        if len(first) != 3 or len(second) != 3:
+            raise InvalidArgumentError(
+                f"stacked gate_up and down have three axes, got shapes {first} and {second}"
+            )
+        if given["transposed"]:
+            rows = width = 2
+        return {
+            "num_experts": first[0],
+            "inter": first[rows] // (2 if config.gated else 1),
+            "hidden": second[width],
+            "gate_up_weights": _format_of(gate_up, config.gate_up_weights, "gate_up"),
+            "down_weights": _format_of(given["down"], config.down_weights, "down"),
+        }
+
+    def _per_expert(self, config: MoEConfig, given: dict[str, Any]) -> dict[str, Any]:
+        up, down, gate = given["up"], given["down"], given["gate"]
+        if given["gate_up"] is not None or not isinstance(up, (list, tuple)):
+            raise InvalidArgumentError(
+                "a list of down matrices comes with a list of up matrices (and of gate matrices)"
+            )
+        count = len(down)
+        lists = [("up", up), ("down", down)]
+        if config.gated:
+            lists.append(("gate", gate))
+        elif gate is not None:
+            raise InvalidArgumentError("gate is given, but the config says gated=False")
+        for name, matrices in lists:
+            if not isinstance(matrices, (list, tuple)) or len(matrices) != count or count == 0:
+                raise InvalidArgumentError(
+                    f"gate, up and down must be lists of equal length, one matrix an expert; "
+                    f"{name} does not fit the {count} matrices of down"
+                )
+            array = (_abi.Matrix * count)(
+                *(_matrix_c(m, f"{name}[{e}]", self.keep) for e, m in enumerate(matrices))
+            )
+            self.keep.append(array)
+            setattr(self.tensors, name, ctypes.cast(array, POINTER(_abi.Matrix)))
+        return {
+            "num_experts": count,
+            "inter": _shape(up[0], "up[0]")[0],
+            "hidden": _shape(down[0], "down[0]")[0],
+            "gate_up_weights": _format_of(up[0], config.gate_up_weights, "gate_up"),
+            "down_weights": _format_of(down[0], config.down_weights, "down"),
+        }
+
+
+class MoELayer:
+    """One MoE layer from weights in memory; :func:`load_layer` makes one from a checkpoint.
+
+    ``layer(hidden)`` routes, runs the experts and adds shared ones; ``layer(hidden, topk_ids,
+    topk_weights)`` skips the router. Calls release the GIL. Calls of one layer from several
+    threads run one after the other; different layers run side by side.
+
+    After fork() the child makes its own copy of a layer of one rank at its first call (the threads
+    of the library do not survive a fork); a layer of several ranks is refused there.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig | None = None,
+        *,
+        down: Any,
+        gate_up: Any = None,
+        gate: Sequence[Any] | None = None,
+        up: Sequence[Any] | None = None,
+        order: str = "gate_up",
+        transposed: bool = False,
+        global_sense: str = "multiplies",
+        router_weight: Any = None,
+        router_bias: Any = None,
+        selection_bias: Any = None,
+        shared_gate_proj: Any = None,
+        shared_up_proj: Any = None,
+        shared_down_proj: Any = None,
+        shared_gate: Any = None,
+        latent_in: Any = None,
+        latent_out: Any = None,
+        top_k: int | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        **plan: Any,
+    ) -> None:
+        """Packs the weights. They are not copied where the back-end reads them as they are, so
+        they must not change afterwards.
+
+        gate_up, down: stacked [E, 2 inter, hidden] and [E, hidden, inter] (`transposed`: the last
+            two axes the other way round; `order`: gate_up, up_gate or interleaved), or
+        gate, up, down: lists of one matrix an expert, [inter, hidden] and [hidden, inter].
+        Each is a tensor or a :class:`Matrix` with scales.
+        router_weight: [E, hidden]; without it calls must bring ids and weights.
+        router_bias, selection_bias: [E].
+        shared_gate_proj, shared_up_proj, shared_down_proj: matrices of the shared experts;
+        shared_gate: [1, hidden], sigmoid gate of their output.
+        latent_in, latent_out: [latent, hidden] and [hidden, latent].
+        top_k: short for ``MoEConfig(top_k=...)``.
+        max_tokens: the most tokens of one call. `plan`: see :func:`load_layer`.
+        """
+        config = config or MoEConfig()
+        if top_k is not None:
+            config = dataclasses.replace(config, top_k=top_k)
+        given = {
+            "down": down,
+            "gate_up": gate_up,
+            "gate": gate,
+            "up": up,
+            "order": order,
+            "transposed": transposed,
+            "global_sense": global_sense,
+            "router_weight": router_weight,
+            "router_bias": router_bias,
+            "selection_bias": selection_bias,
+            "shared_gate_proj": shared_gate_proj,
+            "shared_up_proj": shared_up_proj,
+            "shared_down_proj": shared_down_proj,
+            "shared_gate": shared_gate,
+            "latent_in": latent_in,
+            "latent_out": latent_out,
+        }
+        weights = _Weights(config, given)
+        c = weights.config._c()
+
+        def make(options: Plan, handle: c_void_p) -> int:
+            return int(
+                _library.lib.moekit_layer_create(
+                    byref(c), byref(weights.tensors), byref(options.c), byref(handle)
+                )
+            )
+
+        # `make` keeps the weights alive: the library may read them as long as the layer lives.
+        self._setup(make, Plan(max_tokens, **plan))
+
+    @classmethod
+    def _open(cls, path: bytes, layer: int, plan: Plan) -> MoELayer:
+        self = cls.__new__(cls)
+
+        def make(options: Plan, handle: c_void_p) -> int:
+            return int(
+                _library.lib.moekit_layer_open(path, layer, byref(options.c), byref(handle))
+            )
+
+        self._setup(make, plan)
+        return self
+
+    def _setup(self, make: Callable[[Plan, c_void_p], int], plan: Plan) -> None:
+        self._make = make
+        self._plan = plan
+        self._slots: list[_Slot] = []
+        self._generation = -1
+        self._handle = c_void_p()
+        self._create()
+        c = _abi.Config()
+        c.struct_size = ctypes.sizeof(c)
+        _library.check(_library.lib.moekit_layer_config(self._handle, byref(c)))
+        self.config = MoEConfig._from_c(c)
+        self._width = self.config.hidden
+
+    def _create(self) -> None:
+        handle = c_void_p()
+        _library.check(self._make(self._plan, handle))
+        self._handle = handle
+        self._generation = _library.generation
+
+    def _after_fork(self) -> None:
+        """The child of a fork lost the library's threads: it takes a layer of its own. The old
+        handle is left alone, as freeing it would wait for threads that are gone."""
+        if self._plan.rank is not None:
+            raise UnsupportedError(
+                f"this layer is rank {self._plan.rank.index} of {self._plan.rank.size} and was made "
+                "before fork(); its peers do not live on in the child: make ranks and layers there"
+            )
+        self._slots = []
+        self._create()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle and self._generation == _library.generation:
+            _library.lib.moekit_layer_free(handle)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that one call takes."""
+        return self._plan.max_tokens
+
+    def explain(self) -> dict[str, Any]:
+        """Every candidate with every reason, and the plan, as ``moekit explain --json`` has them."""
+        text = c_void_p()
+        _library.check(_library.lib.moekit_layer_explain(self._live(), byref(text)))
+        result: dict[str, Any] = json.loads(_library.take_string(text))
+        return result
+
+    def _live(self) -> c_void_p:
+        if self._generation != _library.generation:
+            self._after_fork()
+        return self._handle
+
+    def __call__(
+        self,
+        hidden: Any,
+        topk_ids: Any = None,
+        topk_weights: Any = None,
+        *,
+        out: Any = None,
+        **extra: Any,
+    ) -> Any:
+        """Runs the layer on `hidden` [T, hidden] (float32, bfloat16 or float16; rows may be
+        strided) and returns the output [T, hidden] of the same kind and dtype, or `out`.
+
+        topk_ids: int32 or int64 [T, k], -1 for "no expert"; topk_weights: float32 [T, k].
+        out: [T, hidden], written instead of new memory; may not overlap an input.
+        Also token_ids [T] (hash routing), and for hidden states that arrive quantized:
+        hidden_scales, hidden_global, router_input.
+        """
+        if self._generation != _library.generation:
+            self._after_fork()
+        if is_torch(hidden):
+            _refuse_gradients(hidden)
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            slot = _Slot()
+        try:
+            shown = slot.hidden.set(hidden, "hidden")
+            if out is None:
+                # A wrong shape becomes the library's error, which names it.
+                out = empty_like(hidden, (*shown.shape[:1], self._width))
+            slot.output.set(out, "out", True)
+            if topk_ids is None and topk_weights is None:
+                args, address = slot.plain, slot.plain_address
+            elif topk_ids is None or topk_weights is None:
+                raise InvalidArgumentError("topk_ids and topk_weights come together")
+            else:
+                slot.ids.set(topk_ids, "topk_ids")
+                slot.weights.set(topk_weights, "topk_weights")
+                args, address = slot.routed, slot.routed_address
+            if extra:
+                return self._call_with(args, extra, out)
+            status = _run(self._handle, address)
+            if status:
+                _library.check(status)
+            return out
+        finally:
+            slot.hidden.owner = slot.output.owner = slot.ids.owner = slot.weights.owner = None
+            self._slots.append(slot)
+
+    def _call_with(self, args: _abi.RunArgs, extra: dict[str, Any], out: Any) -> Any:
+        """A call with further tensors, on a copy of `args`."""
+        full = _abi.RunArgs.from_buffer_copy(args)
+        keep: list[Any] = []
+        for name, value in extra.items():
+            if name not in _EXTRA_INPUTS and name not in _EXTRA_OUTPUTS:
+                raise WrongTypeError(f"a layer's call has no argument {name!r}")
+            if name == "out_dropped":
+                full.out_dropped = ctypes.pointer(value)
+            elif value is not None:
+                shown = view(value, name, writable=name in _EXTRA_OUTPUTS)
+                keep.append(shown)
+                setattr(full, name, shown.pointer)
+        _library.check(_run(self._handle, byref(full)))
+        return out
+
+    def details(
+        self, hidden: Any, topk_ids: Any = None, topk_weights: Any = None, **extra: Any
+    ) -> Details:
+        """As a call, with the routing, the routed part and the count of dropped slots."""
+        tokens = view(hidden, "hidden").shape[0]
+        c = self.config
+        ids = np.empty((tokens, c.top_k), np.int32)
+        weights = np.empty((tokens, c.top_k), np.float32)
+        routed = np.empty((tokens, c.hidden), np.float32)
+        logits = None if topk_ids is not None else np.empty((tokens, c.num_experts), np.float32)
+        dropped = c_int64(0)
+        output = self(
+            hidden,
+            topk_ids,
+            topk_weights,
+            out_topk_ids=ids,
+            out_topk_weights=weights,
+            out_router_logits=logits,
+            out_routed=routed,
+            out_dropped=dropped,
+            **extra,
+        )
+        return Details(output, ids, weights, logits, routed, dropped.value)
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"<moekit.MoELayer E={c.num_experts} k={c.top_k} H={c.hidden} I={c.inter} "
+            f"{c.gate_up_weights}, up to {self.max_tokens} tokens>"
+        )
+
+
+_run = _library.lib.moekit_layer_run
+_EXTRA_INPUTS = frozenset({"token_ids", "hidden_scales", "hidden_global", "router_input"})
+_EXTRA_OUTPUTS = frozenset(
+    {"out_topk_ids", "out_topk_weights", "out_router_logits", "out_routed", "out_dropped"}
+)
+
+
+def _refuse_gradients(hidden: Any) -> None:
+    if hidden.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise UnsupportedError(
+            "hidden requires a gradient, and moekit computes none; call under torch.no_grad()"
+        )
+
+
+def load_layer(
+    model_dir: str | os.PathLike[str],
+    layer: int | None = None,
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    rank: Rank | None = None,
+    **plan: Any,
+) -> MoELayer:
+    """Loads decoder layer `layer` (None: the first MoE layer) of a checkpoint directory.
+
+    max_tokens: the most tokens of one call.
+    rank: one of :func:`thread_ranks`; loading and calling are then collective.
+    plan: activations ("checkpoint", "f32", "bf16", "fp8_token", ...), backend, prepare, combine
+        ("slots", "rank_sums"), combine_dtype ("f32", "bf16"), wire, placement, batch_invariant,
+        capacity ("exact", "refuse", "drop"), capacity_rows, deadline (seconds), num_threads
+        (0: the CPUs of the process), checked, pack_cache. They are the flags of ``moekit run``.
+    """
+    path = os.fsencode(model_dir)
+    number = -1 if layer is None else layer
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise WrongTypeError(f"layer must be an integer or None, got {layer!r}")
+    if layer is not None and layer < 0:
+        raise InvalidArgumentError(f"layer is {layer}, expected 0 or more, or None for the first")
+    return MoELayer._open(path, number, Plan(max_tokens, rank=rank, **plan))
+
+
+def inspect(model_dir: str | os.PathLike[str], *, tensors: bool = False) -> dict[str, Any]:
+    """What a checkpoint holds, as ``moekit inspect --json`` has it, without loading it."""
+    text = c_void_p()
+    _library.check(
+        _library.lib.moekit_inspect(os.fsencode(model_dir), int(tensors), byref(text))
+    )
+    result: dict[str, Any] = json.loads(_library.take_string(text))
+    return result
