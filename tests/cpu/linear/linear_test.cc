@@ -1,0 +1,207 @@
+// The packed dense layer against a double-precision evaluation of decoded weights and round-tripped
+// rows, on every ISA that this machine runs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/buffer.h"
+#include "cpu/linear/matrices.h"
+#include "linear/cpu_linear.h"
+#include "moekit/error.h"
+#include "quant/row_codec.h"
+#include "quant/stored_codec.h"
+
+namespace moekit::linear {
+namespace {
+
+using testing::random_values;
+
+std::vector<float> run_member(const Linear& member, const StoredMatrix& w,
+                              const ActivationScheme& input, const std::vector<float>& x,
+                              int64_t rows, int threads) {
+  ThreadPool pool(threads);
+  Buffer blob(member.packed_bytes(w));
+  member.pack(w, blob.data(), pool);
+  Buffer workspace(member.workspace_bytes(w, input, rows, threads));
+  std::vector<float> y(static_cast<size_t>(rows * w.rows), std::nanf(""));
+  member.run({.weight = &w,
+              .blob = blob.data(),
+              .input = input,
+              .num_rows = rows,
+              .x = x.data(),
+              .x_stride = w.cols,
+              .y = y.data(),
+              .y_stride = w.rows,
+              .workspace = workspace.data(),
+              .threads = &pool});
+  return y;
+}
+
+/// |y - sum w x| <= (sqrt(K) + 16) 2^-23 sum |w x|: fp32 sums wander like a random walk, scales and
+/// their products add a few roundings.
+void expect_product(const StoredMatrix& w, const ActivationScheme& input, std::vector<float> x,
+                    int64_t rows, const std::vector<float>& y, const std::string& what) {
+  const double bound = (std::sqrt(static_cast<double>(w.cols)) + 16.0) * 0x1p-23;
+  for (int64_t i = 0; i < rows; ++i) {
+    quant::round_trip_row(input, w.input_scale, x.data() + i * w.cols, w.cols);
+  }
+  std::vector<float> v(static_cast<size_t>(w.cols));
+  int failures = 0;
+  for (int64_t n = 0; n < w.rows && failures < 3; ++n) {
+    quant::decode_weights(w, n, 0, w.cols, v.data());
+    for (int64_t i = 0; i < rows && failures < 3; ++i) {
+      double sum = 0;
+      double magnitude = 0;
+      for (int64_t k = 0; k < w.cols; ++k) {
+        const double product = double{v[k]} * x[i * w.cols + k];
+        sum += product;
+        magnitude += std::fabs(product);
+      }
+      const double got = y[static_cast<size_t>(i * w.rows + n)];
+      const bool near = std::fabs(got - sum) <= bound * magnitude;
+      EXPECT_TRUE(near) << what << " row " << i << " column " << n << ": " << got << ", expected "
+                        << sum << " +- " << bound * magnitude;
+      failures += near ? 0 : 1;
+    }
+  }
+}
+
+struct Shape {
+  int64_t rows, cols, inputs;
+};
+
+TEST(CpuLinear, EveryFormatOnEveryIsa) {
+  for (CpuIsa isa : available_cpu_isas()) {
+    const CpuLinear member(isa);
+    for (const WeightScheme& scheme : testing::all_weight_schemes()) {
+      for (const ActivationScheme& input : testing::all_activation_schemes()) {
+        for (const Shape& s : {Shape{33, 96, 1}, Shape{64, 160, 7}, Shape{40, 176, 15}}) {
+          const auto w = random_values(s.rows, s.cols, 1, 0.1f);
+          auto encoded = quant::encode_matrix(w.data(), s.rows, s.cols, scheme);
+          encoded.view.input_scale = testing::static_scale_of(input);
+          const auto x = random_values(s.inputs, s.cols, 2);
+          const auto y = run_member(member, encoded.view, input, x, s.inputs, 2);
+          expect_product(encoded.view, input, x, s.inputs, y,
+                         std::string(to_string(isa)) + " " + testing::name_of(scheme) + " x " +
+                             to_string(input.format));
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, OddShapes) {
+  for (CpuIsa isa : available_cpu_isas()) {
+    const CpuLinear member(isa);
+    for (const WeightScheme& scheme : testing::all_weight_schemes()) {
+      const ActivationScheme input{ActivationFormat::bf16};
+      for (const Shape& s : {Shape{1, 1, 1}, Shape{31, 33, 2}, Shape{33, 65, 5}, Shape{8, 300, 3},
+                             Shape{70, 513, 26}, Shape{32, 2880, 4}}) {
+        const auto w = random_values(s.rows, s.cols, 3, 0.1f);
+        const auto encoded = quant::encode_matrix(w.data(), s.rows, s.cols, scheme);
+        const auto x = random_values(s.inputs, s.cols, 4);
+        const auto y = run_member(member, encoded.view, input, x, s.inputs, 3);
+        expect_product(encoded.view, input, x, s.inputs, y,
+                       std::string(to_string(isa)) + " " + testing::name_of(scheme) + " " +
+                           std::to_string(s.rows) + "x" + std::to_string(s.cols));
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, BitsDoNotDependOnThreadsOrBatch) {
+  const int64_t rows = 37;
+  const int64_t cols = 608;
+  const int64_t inputs = 150;
+  for (CpuIsa isa : available_cpu_isas()) {
+    const CpuLinear member(isa);
+    for (const WeightScheme& scheme : testing::all_weight_schemes()) {
+      for (const ActivationScheme& input :
+           {ActivationScheme{ActivationFormat::f32}, ActivationScheme{ActivationFormat::bf16},
+            ActivationScheme{ActivationFormat::fp8_block}}) {
+        const auto w = random_values(rows, cols, 5, 0.1f);
+        const auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
+        const auto x = random_values(inputs, cols, 6);
+        const auto all = run_member(member, encoded.view, input, x, inputs, 1);
+        EXPECT_EQ(all, run_member(member, encoded.view, input, x, inputs, 3));
+        for (const int64_t first : {int64_t{0}, int64_t{11}, int64_t{149}}) {
+          const int64_t n = std::min<int64_t>(inputs - first, first == 11 ? 9 : 1);
+          const std::vector<float> part(x.begin() + first * cols, x.begin() + (first + n) * cols);
+          const std::vector<float> expected(all.begin() + first * rows,
+                                            all.begin() + (first + n) * rows);
+          EXPECT_EQ(expected, run_member(member, encoded.view, input, part, n, 2))
+              << to_string(isa) << " " << testing::name_of(scheme) << " rows from " << first;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, ReferenceMemberIsTheDefinition) {
+  const auto w = random_values(20, 70, 8, 0.1f);
+  const auto encoded = quant::encode_matrix(w.data(), 20, 70, {WeightFormat::mxfp4});
+  const auto x = random_values(5, 70, 9);
+  const ActivationScheme input{ActivationFormat::fp8_token};
+  expect_product(encoded.view, input, x, 5, run_member(ref_linear(), encoded.view, input, x, 5, 2),
+                 "ref");
+  EXPECT_EQ(registry().back()->name(), "ref");
+  EXPECT_EQ(registry().front()->name(), "cpu");
+}
+
+TEST(CpuLinear, RowsMayBeFarApart) {
+  // A row stride whose multiples leave 32 bits.
+  const int64_t stride = int64_t{1} << 29;
+  const auto w = random_values(8, 64, 10, 0.1f);
+  const auto encoded = quant::encode_matrix(w.data(), 8, 64, {WeightFormat::bf16});
+  const auto x = random_values(3, 64, 11);
+  // Only the rows' own pages of the reserved range are ever touched.
+  Buffer sparse((2 * stride + 64) * 4);
+  for (int64_t i = 0; i < 3; ++i) {
+    std::memcpy(sparse.as<float>() + i * stride, x.data() + i * 64, 64 * 4);
+  }
+  const CpuLinear member;
+  ThreadPool pool(1);
+  Buffer blob(member.packed_bytes(encoded.view));
+  member.pack(encoded.view, blob.data(), pool);
+  const ActivationScheme input{ActivationFormat::f32};
+  Buffer workspace(member.workspace_bytes(encoded.view, input, 3, 1));
+  std::vector<float> y(24);
+  member.run({.weight = &encoded.view,
+              .blob = blob.data(),
+              .input = input,
+              .num_rows = 3,
+              .x = sparse.as<float>(),
+              .x_stride = stride,
+              .y = y.data(),
+              .y_stride = 8,
+              .workspace = workspace.data(),
+              .threads = &pool});
+  EXPECT_EQ(y, run_member(member, encoded.view, input, x, 3, 1));
+}
+
+TEST(CpuIsaChoice, ForcedByNameOrRefused) {
+  ASSERT_EQ(setenv("MOEKIT_CPU_ISA", "generic", 1), 0);
+  EXPECT_EQ(chosen_cpu_isa(), CpuIsa::generic);
+  ASSERT_EQ(setenv("MOEKIT_CPU_ISA", "sse9", 1), 0);
+  EXPECT_THROW(chosen_cpu_isa(), Error);
+  for (CpuIsa isa : {CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16, CpuIsa::amx}) {
+    ASSERT_EQ(setenv("MOEKIT_CPU_ISA", to_string(isa), 1), 0);
+    if (has_cpu_isa(isa)) {
+      EXPECT_EQ(chosen_cpu_isa(), isa);
+      continue;
+    }
+    try {
+      chosen_cpu_isa();
+      FAIL() << to_string(isa) << " is not here and was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::unsupported);
+      EXPECT_NE(std::string(e.what()).find(to_string(isa)), std::string::npos);
+    }
+  }
+  unsetenv("MOEKIT_CPU_ISA");
+  EXPECT_EQ(chosen_cpu_isa(), best_cpu_isa());
+}
+
+}  // namespace
+}  // namespace moekit::linear

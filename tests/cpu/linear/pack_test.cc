@@ -1,0 +1,350 @@
+// Packed panels hold exactly what was stored, from any storage order.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/buffer.h"
+#include "cpu/linear/matrices.h"
+#include "linear/cpu_linear.h"
+#include "linear/panel_pack.h"
+#include "quant/stored_codec.h"
+
+namespace moekit::linear {
+namespace {
+
+using testing::random_values;
+
+Buffer pack_all(const StoredMatrix& m, const PanelSpec& spec) {
+  Buffer blob(spec.total_bytes());
+  // Whatever pack_panel leaves unwritten would show as NaN or as huge codes.
+  std::memset(blob.data(), 0xff, static_cast<size_t>(blob.size()));
+  for (int64_t p = 0; p < spec.panels(); ++p) {
+    pack_panel(m, StoredVector{}, spec, p, blob.data() + p * spec.panel_bytes());
+  }
+  return blob;
+}
+
+void expect_same_values(const StoredMatrix& m, const std::string& what) {
+  const PanelSpec spec = plan_panels(m);
+  const Buffer blob = pack_all(m, spec);
+  std::vector<float> w(static_cast<size_t>(m.cols));
+  for (int64_t n = 0; n < m.rows; ++n) {
+    quant::decode_weights(m, n, 0, m.cols, w.data());
+    for (int64_t k = 0; k < m.cols; ++k) {
+      const float got = packed_value_at(spec, blob.data(), n, k);
+      ASSERT_NEAR(got, w[k], std::fabs(w[k]) * 0x1p-22) << what << " at (" << n << ", " << k << ")";
+    }
+  }
+  // Pads are zero codes: they meet zeros of the input, and must not be NaN.
+  for (int64_t n = 0; n < spec.panels() * kPanelCols; ++n) {
+    for (int64_t k = 0; k < spec.k_padded(); ++k) {
+      if (n < m.rows && k < m.cols) continue;
+      ASSERT_EQ(packed_code_at(spec, blob.data(), n, k), 0u) << what << " pad " << n << " " << k;
+    }
+  }
+}
+
+TEST(Pack, EverySchemeInCanonicalStorage) {
+  for (const WeightScheme& scheme : testing::all_weight_schemes()) {
+    for (const auto& [rows, cols] : {std::pair{33, 96}, {64, 160}, {5, 33}, {70, 300}}) {
+      const auto w = random_values(rows, cols, 1, 0.1f);
+      const auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
+      const PanelSpec spec = plan_panels(encoded.view);
+      EXPECT_FALSE(spec.widened) << testing::name_of(scheme);
+      EXPECT_EQ(widening_note(encoded.view, spec), "");
+      expect_same_values(encoded.view, testing::name_of(scheme));
+    }
+  }
+}
+
+TEST(Pack, KeepsEveryCodeByte) {
+  std::vector<uint8_t> codes(64 * 64);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const auto byte = static_cast<uint8_t>(i);
+    codes[i] = (byte & 0x7f) == 0x7f ? 0x7e : byte;
+  }
+  const float scale = 1.0f;
+  StoredMatrix m;
+  m.rows = 64;
+  m.cols = 64;
+  m.scheme.format = WeightFormat::fp8_tensor;
+  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+             .unit = DType::f8_e4m3,
+             .row_stride = 64,
+             .col_stride = 1};
+  m.scales.values = {.data = reinterpret_cast<const std::byte*>(&scale),
+                     .unit = DType::f32,
+                     .row_stride = 4,
+                     .col_stride = 4};
+  const PanelSpec spec = plan_panels(m);
+  const Buffer blob = pack_all(m, spec);
+  for (int64_t n = 0; n < 64; ++n) {
+    for (int64_t k = 0; k < 64; ++k) {
+      ASSERT_EQ(packed_code_at(spec, blob.data(), n, k), codes[static_cast<size_t>(n * 64 + k)]);
+    }
+  }
+}
+
+/// The matrix [N, K] stored as [K, N].
+TEST(Pack, TransposedInterleavedAndUnaligned) {
+  const int64_t rows = 40;
+  const int64_t cols = 100;
+  std::vector<std::byte> storage(static_cast<size_t>(2 * rows * cols * 2 + 1));
+  std::byte* base = storage.data() + 1;
+  const Rng rng(5, 5);
+  for (int64_t i = 0; i < 2 * rows * cols; ++i) {
+    const auto code = static_cast<uint16_t>(0x3c00 + rng.below(static_cast<uint64_t>(i), 0x600));
+    std::memcpy(base + i * 2, &code, 2);
+  }
+  for (int64_t half : {0, 1}) {
+    StoredMatrix m;
+    m.rows = rows;
+    m.cols = cols;
+    m.row_first = half;
+    m.row_step = 2;
+    m.codes = {.data = base, .unit = DType::bf16, .row_stride = 2, .col_stride = 4 * rows};
+    expect_same_values(m, "interleaved, transposed bf16");
+  }
+}
+
+TEST(Pack, Fp4PackedAlongInputsThatAreNotContiguous) {
+  // [K / 2, N] bytes, scales [K / 16, N]: how ModelOpt stores fused experts.
+  const int64_t rows = 40;
+  const int64_t cols = 96;
+  std::vector<uint8_t> codes(static_cast<size_t>(cols / 2 * rows));
+  std::vector<uint8_t> scales(static_cast<size_t>(cols / 16 * rows));
+  const Rng rng(6, 6);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(rng.below(i, 256));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = static_cast<uint8_t>(0x20 + rng.below(i + 99999, 0x40));
+  }
+  StoredMatrix m;
+  m.rows = rows;
+  m.cols = cols;
+  m.scheme.format = WeightFormat::nvfp4;
+  m.global = 0.37f;
+  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+             .unit = DType::u8,
+             .pack_axis = PackAxis::cols,
+             .pack = 2,
+             .row_stride = 1,
+             .col_stride = rows};
+  m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                         .unit = DType::f8_e4m3,
+                         .row_stride = 1,
+                         .col_stride = rows},
+              .row_group = 1,
+              .col_group = 16};
+  EXPECT_FALSE(plan_panels(m).widened);
+  expect_same_values(m, "nvfp4 [K/2, N]");
+}
+
+TEST(Pack, AwqAndGptqWords) {
+  const int64_t rows = 64;
+  const int64_t cols = 128;
+  const int64_t group = 32;
+  std::vector<uint32_t> words(static_cast<size_t>(rows * cols / 8));
+  std::vector<uint32_t> zeros(static_cast<size_t>(rows * cols / group / 8));
+  std::vector<float> scales(static_cast<size_t>(rows * cols / group));
+  const Rng rng(7, 7);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint32_t>(rng.bits(i));
+  for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint32_t>(rng.bits(i + 5000));
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = 0.01f + rng.uniform(i);
+  StoredMatrix awq;
+  awq.rows = rows;
+  awq.cols = cols;
+  awq.scheme = {WeightFormat::int4_group, static_cast<int32_t>(group), true};
+  awq.codes = {.data = reinterpret_cast<const std::byte*>(words.data()),
+               .unit = DType::i32,
+               .pack_axis = PackAxis::rows,
+               .order = PackOrder::awq,
+               .pack = 8,
+               .row_stride = 4,
+               .col_stride = rows / 2};
+  awq.zeros = {.values = awq.codes, .row_group = 1, .col_group = group};
+  awq.zeros.values.data = reinterpret_cast<const std::byte*>(zeros.data());
+  awq.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                           .unit = DType::f32,
+                           .row_stride = 4,
+                           .col_stride = 4 * rows},
+                .row_group = 1,
+                .col_group = group};
+  EXPECT_FALSE(plan_panels(awq).widened);
+  expect_same_values(awq, "AWQ");
+
+  StoredMatrix gptq = awq;
+  gptq.codes.pack_axis = PackAxis::cols;
+  gptq.codes.order = PackOrder::sequential;
+  gptq.codes.row_stride = 4;
+  gptq.codes.col_stride = 4 * rows;
+  gptq.zeros.values.order = PackOrder::sequential;
+  gptq.zero_offset = 1;
+  EXPECT_FALSE(plan_panels(gptq).widened);
+  expect_same_values(gptq, "GPTQ");
+
+  // Act order: columns name their groups.
+  std::vector<int32_t> groups(static_cast<size_t>(cols));
+  for (int64_t k = 0; k < cols; ++k) groups[k] = static_cast<int32_t>(k * 7 % (cols / group));
+  gptq.group_index = groups.data();
+  const PanelSpec spec = plan_panels(gptq);
+  EXPECT_TRUE(spec.widened);
+  EXPECT_EQ(spec.code, Code::f32);
+  EXPECT_NE(widening_note(gptq, spec).find("act order"), std::string::npos);
+  EXPECT_EQ(packed_scheme(gptq, spec).format, WeightFormat::f32);
+  expect_same_values(gptq, "GPTQ act order");
+}
+
+TEST(Pack, ScalesAlongOutputsAreWidenedExactly) {
+  const int64_t rows = 64;
+  const int64_t cols = 48;
+  std::vector<uint8_t> codes(static_cast<size_t>(rows / 2 * cols));
+  std::vector<uint8_t> scales(static_cast<size_t>(rows / 32 * cols));
+  const Rng rng(8, 8);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(rng.below(i, 256));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = static_cast<uint8_t>(100 + rng.below(i, 50));
+  }
+  StoredMatrix m;
+  m.rows = rows;
+  m.cols = cols;
+  m.scheme.format = WeightFormat::mxfp4;
+  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+             .unit = DType::u8,
+             .pack_axis = PackAxis::rows,
+             .pack = 2,
+             .row_stride = 1,
+             .col_stride = rows / 2};
+  m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                         .unit = DType::f8_e8m0,
+                         .row_stride = 1,
+                         .col_stride = rows / 32},
+              .row_group = 32,
+              .col_group = 1};
+  const PanelSpec spec = plan_panels(m);
+  EXPECT_TRUE(spec.widened);
+  EXPECT_EQ(spec.code, Code::bf16);
+  EXPECT_EQ(packed_scheme(m, spec).format, WeightFormat::bf16);
+  EXPECT_FALSE(widening_note(m, spec).empty());
+  expect_same_values(m, "mxfp4 scaled along outputs");
+}
+
+/// Every 8-bit and 4-bit code, NaN and infinity included, gives its exact value in a product.
+TEST(Pack, AllCodePointsThroughTheKernels) {
+  for (const auto format : {WeightFormat::fp8_tensor, WeightFormat::mxfp8_e5m2}) {
+    const DType unit = format == WeightFormat::fp8_tensor ? DType::f8_e4m3 : DType::f8_e5m2;
+    // Column n holds code n at K index n % 32 and zeros elsewhere; x picks it out with a one.
+    std::vector<uint8_t> codes(256 * 32);
+    std::vector<uint8_t> scales(256, 127);
+    for (int n = 0; n < 256; ++n)
+      codes[static_cast<size_t>(n * 32 + n % 32)] = static_cast<uint8_t>(n);
+    const float one = 1.0f;
+    StoredMatrix m;
+    m.rows = 256;
+    m.cols = 32;
+    m.scheme.format = format;
+    m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+               .unit = unit,
+               .row_stride = 32,
+               .col_stride = 1};
+    if (format == WeightFormat::fp8_tensor) {
+      m.scales.values = {.data = reinterpret_cast<const std::byte*>(&one),
+                         .unit = DType::f32,
+                         .row_stride = 4,
+                         .col_stride = 4};
+    } else {
+      m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                             .unit = DType::f8_e8m0,
+                             .row_stride = 1,
+                             .col_stride = 1},
+                  .row_group = 1,
+                  .col_group = 32};
+    }
+    for (CpuIsa isa : available_cpu_isas()) {
+      const CpuLinear member(isa);
+      ThreadPool pool(1);
+      Buffer blob(member.packed_bytes(m));
+      member.pack(m, blob.data(), pool);
+      for (const int64_t rows : {int64_t{1}, int64_t{16}}) {
+        std::vector<float> x(static_cast<size_t>(rows * 32), 1.0f);
+        std::vector<float> y(static_cast<size_t>(rows * 256));
+        const ActivationScheme input{ActivationFormat::bf16};
+        Buffer workspace(member.workspace_bytes(m, input, rows, 1));
+        member.run({.weight = &m,
+                    .blob = blob.data(),
+                    .input = input,
+                    .num_rows = rows,
+                    .x = x.data(),
+                    .x_stride = 32,
+                    .y = y.data(),
+                    .y_stride = 256,
+                    .workspace = workspace.data(),
+                    .threads = &pool});
+        for (int64_t n = 0; n < 256; ++n) {
+          float expected;
+          quant::decode_weights(m, n, n % 32, 1, &expected);
+          const float got = y[static_cast<size_t>((rows - 1) * 256 + n)];
+          if (std::isnan(expected)) {
+            EXPECT_TRUE(std::isnan(got)) << to_string(isa) << " code " << n << " gave " << got;
+          } else {
+            EXPECT_EQ(got, expected) << to_string(isa) << " code " << n;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Pack, ExtremeScaleBytes) {
+  // e8m0 0 is 2^-127; 255 is NaN and poisons its column alone.
+  std::vector<uint8_t> codes(32 * 16, 0x22);  // e2m1 1.0 twice
+  std::vector<uint8_t> scales(32, 127);
+  scales[3] = 0;
+  scales[5] = 255;
+  scales[7] = 254;
+  StoredMatrix m;
+  m.rows = 32;
+  m.cols = 32;
+  m.scheme.format = WeightFormat::mxfp4;
+  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+             .unit = DType::u8,
+             .pack_axis = PackAxis::cols,
+             .pack = 2,
+             .row_stride = 16,
+             .col_stride = 1};
+  m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                         .unit = DType::f8_e8m0,
+                         .row_stride = 1,
+                         .col_stride = 1},
+              .row_group = 1,
+              .col_group = 32};
+  for (CpuIsa isa : available_cpu_isas()) {
+    const CpuLinear member(isa);
+    ThreadPool pool(1);
+    Buffer blob(member.packed_bytes(m));
+    member.pack(m, blob.data(), pool);
+    std::vector<float> x(32, 0.0f);
+    x[0] = 1.0f;
+    std::vector<float> y(32);
+    const ActivationScheme input{ActivationFormat::f32};
+    Buffer workspace(member.workspace_bytes(m, input, 1, 1));
+    member.run({.weight = &m,
+                .blob = blob.data(),
+                .input = input,
+                .num_rows = 1,
+                .x = x.data(),
+                .x_stride = 32,
+                .y = y.data(),
+                .y_stride = 32,
+                .workspace = workspace.data(),
+                .threads = &pool});
+    EXPECT_EQ(y[0], 1.0f);
+    EXPECT_EQ(y[3], 0x1p-127f);
+    EXPECT_TRUE(std::isnan(y[5]));
+    EXPECT_EQ(y[7], 0x1p127f);
+  }
+}
+
+}  // namespace
+}  // namespace moekit::linear

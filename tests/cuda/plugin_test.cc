@@ -1,0 +1,106 @@
+// The plug-in on a real GPU through the public API: every member that takes a layer against the
+// CPU's reference, and tensors on the device against tensors on the host.
+#include <algorithm>
+#include <cstdlib>
+
+#include "moekit/layer.h"
+#include "problem/error_bound.h"
+#include "support/run_layer.h"
+#include "tests/cuda/gpu.h"
+
+namespace moekit::testing {
+namespace {
+
+class PluginTest : public ::testing::Test {
+ protected:
+  /// A variable that is set names the plug-in of a program that was moved.
+  static void SetUpTestSuite() { setenv("MOEKIT_CUDA_PLUGIN", MOEKIT_CUDA_PLUGIN_FILE, 0); }
+};
+
+PlanOptions gpu_options(const std::string& backend) {
+  PlanOptions options = test::options_for(backend);
+  options.device.type = DeviceType::cuda;
+  options.combine_dtype = DType::bf16;
+  options.batch_invariant = false;
+  options.hidden_dtype = DType::bf16;
+  return options;
+}
+
+TEST_F(PluginTest, MembersHaveTheReferencesValues) {
+  MOEKIT_NEEDS_GPU(80);
+  const char* const specs[] = {
+      "E=8,k=2,H=64,I=96,tokens=8",
+      "E=8,k=2,H=256,I=160,tokens=8,bias=1",
+      "E=6,k=3,H=256,I=384,tokens=8,weights=fp8_block,activations=fp8_block",
+      "E=6,k=2,H=160,I=288,tokens=8,weights=fp8_block,activations=fp8_block,bias=1",
+      "E=4,k=2,H=64,I=64,tokens=8,act=swiglu_oai,bias=1,shared_I=32",
+      "E=4,k=2,H=96,I=64,latent=32,tokens=8,act=relu2",
+      "E=4,k=2,H=64,I=64,tokens=8,weights=nvfp4,activations=nvfp4",
+      "E=4,k=2,H=96,I=64,tokens=8,weights=mxfp4",
+      "E=4,k=2,H=64,I=64,tokens=8,weights=mxfp8_e5m2,activations=mxfp8",
+      "E=4,k=2,H=64,I=48,tokens=8,weights=fp8_channel,activations=fp8_token",
+      "E=4,k=2,H=64,I=48,tokens=8,weights=f32,activations=f32",
+  };
+  int ran = 0;
+  for (const char* spec : specs) {
+    const LayerSource layer = test::make_layer(spec);
+    PlanOptions on_cpu = test::options_for("ref");
+    on_cpu.hidden_dtype = DType::bf16;
+    for (const int64_t tokens : {0, 1, 7, 700}) {
+      const std::vector<float> rows = test::make_rows(layer, tokens);
+      const std::vector<float> reference = test::run_layer(layer, on_cpu, 1, rows);
+      for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+        const PlanOptions options = gpu_options(backend);
+        if (!explain_plan(layer, options, 1, std::max<int64_t>(tokens, 1)).chosen) continue;
+        ++ran;
+        const std::vector<float> got = test::run_layer(layer, options, 1, rows);
+        ASSERT_EQ(got.size(), reference.size());
+        if (tokens == 0) continue;
+        EXPECT_LE(test::worst_row(got, reference, layer.config.hidden),
+                  gpu_row_error_bound(layer.config, DType::bf16))
+            << backend << " " << spec << ", " << tokens << " tokens";
+      }
+    }
+  }
+  EXPECT_GT(ran, 40);
+}
+
+TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
+  MOEKIT_NEEDS_GPU(80);
+  const int64_t tokens = 5, hidden = 128, top_k = 2;
+  const LayerSource source = test::make_layer("E=8,k=2,H=128,I=96,tokens=8");
+  for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+    PlanOptions options = gpu_options(backend);
+    options.max_tokens = 8;
+    if (!explain_plan(source, options, 1, 8).chosen) continue;
+    const Layer layer = Layer::from_canonical(source.canonical, options);
+    Random random(5);
+    const std::vector<uint16_t> x = random_bf16(tokens * hidden, 1.0f, random);
+    const std::vector<int32_t> ids{0, 3, 7, -1, 2, 2, 5, 6, 1, 4};
+    const std::vector<float> weights{0.5f,   0.25f, 1.0f, 0.0f,  0.5f,
+                                     0.125f, 1.0f,  0.5f, 0.25f, 2.0f};
+    std::vector<uint16_t> host(x.size());
+    LayerArgs args;
+    args.hidden = TensorView::contiguous(x.data(), DType::bf16, {tokens, hidden});
+    args.output = TensorView::contiguous(host.data(), DType::bf16, {tokens, hidden});
+    args.topk_ids = TensorView::contiguous(ids.data(), DType::i32, {tokens, top_k});
+    args.topk_weights = TensorView::contiguous(weights.data(), DType::f32, {tokens, top_k});
+    layer.run(args);
+    const DeviceArray<uint16_t> dx(x), out(x.size());
+    const DeviceArray<int32_t> dids(ids);
+    const DeviceArray<float> dweights(weights);
+    args.hidden.data = dx.data();
+    args.output.data = out.data();
+    args.topk_ids.data = dids.data();
+    args.topk_weights.data = dweights.data();
+    for (TensorView* v : {&args.hidden, &args.output, &args.topk_ids, &args.topk_weights})
+      v->device.type = DeviceType::cuda;
+    const device::Stream stream;
+    layer.run(args, stream.get());
+    stream.synchronize();
+    EXPECT_EQ(out.get(), host) << backend;
+  }
+}
+
+}  // namespace
+}  // namespace moekit::testing
