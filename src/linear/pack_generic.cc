@@ -187,11 +187,47 @@ void pack_scales(const std::byte* const* rows, int64_t groups, int64_t element_b
   Ops::fence();
 }
 
+/// The nibbles of four words, one a byte, in the order of their outputs.
+void store_nibbles(V words, bool awq, std::byte* out) {
+  const V mask = Ops::splat(0x0f0f0f0f);
+  const V even = Ops::both(words, mask);
+  const V odd = Ops::both(Ops::right<4>(words), mask);
+  V low = Ops::lo8(even, odd), high = Ops::hi8(even, odd);
+  if (awq) {  // stored 0, 2, 4, 6, 1, 3, 5, 7
+    low = __builtin_shufflevector(low, low, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    high =
+        __builtin_shufflevector(high, high, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  }
+  Ops::store(out, low);
+  Ops::store(out + 16, high);
+}
+
+void pack_zero_words(const std::byte* base, int64_t word_stride, int64_t group_stride,
+                     int64_t groups, bool awq, std::byte* out) {
+  int64_t g = 0;
+  for (; group_stride == 4 && g + 4 <= groups; g += 4) {
+    V v[4];
+    for (int w = 0; w < 4; ++w) v[w] = Ops::load(base + w * word_stride + g * 4);
+    transpose_words(v);
+    for (int i = 0; i < 4; ++i) store_nibbles(v[i], awq, out + (g + i) * kPanelCols);
+  }
+  for (; g < groups; ++g) {
+    const std::byte* group = base + g * group_stride;
+    if (word_stride == 4) {
+      store_nibbles(Ops::load(group), awq, out + g * kPanelCols);
+      continue;
+    }
+    std::byte words[16];
+    for (int w = 0; w < 4; ++w) __builtin_memcpy(words + 4 * w, group + w * word_stride, 4);
+    store_nibbles(Ops::load(words), awq, out + g * kPanelCols);
+  }
+}
+
 }  // namespace
 
 const PackLoops& generic_pack_loops() {
-  static constexpr PackLoops kLoops{pack_rows, pack_outer, pack_awq, pack_scales,
-                                    pack_shifted_zeros};
+  static constexpr PackLoops kLoops{pack_rows,   pack_outer,      pack_awq,
+                                    pack_scales, pack_zero_words, pack_shifted_zeros};
   return kLoops;
 }
 

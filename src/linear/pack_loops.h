@@ -56,6 +56,10 @@ struct PackLoops {
   /// out[group][32] = element `group` of each of 32 dense rows of 1, 2 or 4 byte elements.
   void (*scales)(const std::byte* const* rows, int64_t groups, int64_t element_bytes,
                  std::byte* out) = nullptr;
+  /// out[group][32] = the 4-bit zero points of four words of eight outputs, word_stride apart, of
+  /// each of `groups` groups, group_stride apart; in AWQ's order of outputs or in sequence.
+  void (*zero_words)(const std::byte* base, int64_t word_stride, int64_t group_stride,
+                     int64_t groups, bool awq, std::byte* out) = nullptr;
   /// zeros[i] += offset, from unsigned or signed bytes to signed ones, saturating.
   void (*shift_zeros)(std::byte* zeros, int64_t count, bool is_signed, int32_t offset) = nullptr;
 };

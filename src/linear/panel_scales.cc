@@ -116,24 +116,6 @@ void poison_scales(Scale kind, int64_t groups, std::byte* out, float* column_sca
   }
 }
 
-/// Eight 4-bit codes of a word as bytes, lowest first.
-uint64_t spread_nibbles(uint32_t word) {
-  const auto spread = [](uint64_t x) {  // four bytes to the even bytes of eight
-    x = (x | x << 16) & 0x0000ffff0000ffffu;
-    return (x | x << 8) & 0x00ff00ff00ff00ffu;
-  };
-  return spread(word & 0x0f0f0f0fu) | spread(word >> 4 & 0x0f0f0f0fu) << 8;
-}
-
-/// The same for AWQ's order 0, 2, 4, 6, 1, 3, 5, 7.
-uint64_t spread_awq(uint32_t word) {
-  const auto spread = [](uint64_t x) {  // four nibbles to the even bytes of eight
-    x = (x | x << 24) & 0x000000ff000000ffu;
-    return (x | x << 12) & 0x000f000f000f000fu;
-  };
-  return spread(word & 0xffffu) | spread(word >> 16) << 8;
-}
-
 /// Zero points that share 32-bit words along outputs: unpacked as stored. False where they do not.
 bool unpack_zeros(const StoredMatrix& m, int64_t first_row, int64_t groups, std::byte* out) {
   const CodeGrid& g = m.zeros.values;
@@ -142,18 +124,14 @@ bool unpack_zeros(const StoredMatrix& m, int64_t first_row, int64_t groups, std:
   if ((g.pack != 8 && g.pack != 4) || m.row_step != 1 || m.row_first % g.pack != 0) return false;
   if (g.pack == 4 && g.order != PackOrder::sequential) return false;
   const std::byte* base = g.data + (m.row_first + first_row) / g.pack * g.row_stride;
-  const int64_t words = kPanelCols / g.pack;
+  if (g.pack == 8) {
+    const bool awq = g.order == PackOrder::awq;
+    pack_loops().zero_words(base, g.row_stride, g.col_stride, groups, awq, out);
+    return true;
+  }
   for (int64_t i = 0; i < groups; ++i) {
-    for (int64_t w = 0; w < words; ++w) {
-      uint32_t word;
-      std::memcpy(&word, base + w * g.row_stride + i * g.col_stride, 4);
-      std::byte* to = out + i * kPanelCols + w * g.pack;
-      if (g.pack == 4) {
-        std::memcpy(to, &word, 4);
-      } else {
-        const uint64_t bytes = g.order == PackOrder::awq ? spread_awq(word) : spread_nibbles(word);
-        std::memcpy(to, &bytes, 8);
-      }
+    for (int64_t w = 0; w < kPanelCols / 4; ++w) {
+      std::memcpy(out + i * kPanelCols + w * 4, base + w * g.row_stride + i * g.col_stride, 4);
     }
   }
   return true;
