@@ -94,15 +94,15 @@ struct CodePlace {
 };
 
 /// The bits of a 4-bit code (e2m1: sign, two exponent bits, one mantissa bit) at its place in a
-/// word whose other codes are zero.
+/// word whose other codes are zero. Pairs 0 to 2 are bf16 (bits 15 and 8-6 of each half) rotated by
+/// 0, 4 and 10; pair 3 has the places that are left: bit 8 moved up by 6, the others down by 2.
 MOEKIT_HOST_DEVICE constexpr uint32_t place_code4(int32_t pair, int32_t odd, uint32_t code) {
-  const uint32_t sign = code >> 3 & 1, exponent = code >> 1 & 3, mantissa = code & 1;
-  const uint32_t base = (sign << 15 | exponent << 7 | mantissa << 6) << (16 * odd);
+  const uint32_t base = ((code >> 3 & 1) << 15 | (code & 7) << 6) << (16 * odd);
   switch (pair) {
     case 0: return base;
-    case 1: return base << 3 | base >> 29;  // rotated: the sign crosses into the other half
-    case 2: return base >> 3;
-    default: return (exponent << 13 | mantissa | sign << 1) << (16 * odd);
+    case 1: return base << 4 | base >> 28;
+    case 2: return base << 10 | base >> 22;
+    default: return (base & 0x01000100u) << 6 | (base & 0x80c080c0u) >> 2;
   }
 }
 
@@ -118,10 +118,9 @@ MOEKIT_HOST_DEVICE constexpr uint32_t expand_code4(int32_t pair, uint32_t word) 
   constexpr uint32_t kMask = 0x81c081c0u;
   switch (pair) {
     case 0: return word & kMask;
-    case 1: return (word >> 3 | word << 29) & kMask;
-    case 2: return word << 3 & kMask;
-    default:
-      return (word >> 6 & 0x01800180u) | (word << 6 & 0x00400040u) | (word << 14 & 0x80008000u);
+    case 1: return (word >> 4 | word << 28) & kMask;
+    case 2: return (word >> 10 | word << 22) & kMask;
+    default: return (word >> 6 & 0x01000100u) | (word << 2 & 0x80c080c0u);
   }
 }
 MOEKIT_HOST_DEVICE constexpr uint32_t expand_code8(int32_t pair, uint32_t word) {
