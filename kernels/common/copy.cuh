@@ -45,6 +45,17 @@ __device__ __forceinline__ void tma_load_4d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
+/// One thread: `bytes` contiguous bytes (a multiple of 16, as both addresses), counted on
+/// `barrier`.
+__device__ __forceinline__ void bulk_load(uint64_t* barrier, void* to, const void* from,
+                                          uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 /// 16 bytes through L2 to shared memory; zeros where `valid` is false (nothing is read then).
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -71,6 +82,14 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t to, uint32_t a, uint32_
                                                 uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+/// The same, each matrix transposed: rows of memory are the fragments' columns.
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t to, uint32_t a, uint32_t b,
+                                                           uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 

@@ -76,7 +76,7 @@ __device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shar
   const int warp = thread / 32;
   const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
   RingPosition ring;
-  TaskWalk<K> walk(args);
+  TaskWalk walk(args);
   TileTask task;
   while (walk.take(task)) {
     if (task.num_rows > 64) {

@@ -63,7 +63,8 @@ struct GatheredRows {
     valid = task.num_rows - thread / 32 * 32;
     own = 0;
     if (thread < task.num_rows) {
-      const int64_t source = __ldg(args.row_index + task.first_row + thread);
+      const int32_t row = task.first_row + thread;
+      const int64_t source = args.row_index != nullptr ? __ldg(args.row_index + row) : row;
       own = static_cast<uint32_t>(source * args.row_bytes >> 4);
     }
   }
@@ -97,7 +98,7 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
   const int32_t depth_bytes = a.shape.depth * K.element_bytes();
   const int32_t steps = (depth_bytes + 127) / 128;
   RingPosition ring;
-  TaskWalk<K> walk(a);
+  TaskWalk walk(a);
   TileTask task;
   for (int32_t index = blockIdx.x; walk.take(task); index += gridDim.x) {
     const bool shared_weights = shares_weights<K>(a, rank, task, index);

@@ -1,0 +1,40 @@
+// Shared memory of the kernels for weights in panels.
+#pragma once
+
+#include "kernels/common/expand.cuh"
+#include "kernels/sm90_grouped_gemm/src/shared_storage.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+/// Blocks of 64 by 64 weights in a stage: two for each consumer group.
+inline constexpr int kStageBlocks = 2 * kConsumerGroups;
+
+template <Knobs K>
+struct PanelStorage {
+  static constexpr int kBlockBytes = PanelFormat::of(K.format).block_bytes();
+  // Rows of 64 columns in the 128-byte swizzle, and blocks as they lie in memory.
+  uint8_t rows[K.stages][kTileRows * kTileRowBytes];
+  uint8_t weights[K.stages][kStageBlocks * kBlockBytes];
+  // 32 rows of 16 columns for each consumer warp on their way out.
+  uint8_t out[kConsumerWarps][32 * 32];
+  uint64_t full[K.stages];
+  uint64_t empty[K.stages];
+};
+
+template <Knobs K>
+__device__ __forceinline__ PanelStorage<K>& panel_storage(uint8_t* dynamic) {
+  const uint32_t address = shared_address(dynamic);
+  return *reinterpret_cast<PanelStorage<K>*>(dynamic + ((1024u - (address & 1023u)) & 1023u));
+}
+
+/// Which 64 rows of which half (gate 0, up 1) block `i` of consumer group `group` is.
+template <Knobs K>
+struct PanelTile {
+  int32_t half, tile;
+  __device__ __forceinline__ PanelTile(const TileTask& task, int group, int i)
+      : half(K.gated() ? i : 0),
+        tile(K.gated() ? task.n_block * kConsumerGroups + group
+                       : (task.n_block * kConsumerGroups + group) * 2 + i) {}
+};
+
+}  // namespace moekit::kernels::sm90_grouped_gemm
