@@ -4,7 +4,7 @@
 //
 //   bench_cuda [--models a,b] [--formats bf16,fp8] [--tokens 1,8,...] [--routing uniform,zipf]
 //              [--replays N] [--cluster 0|1] [--overlap 0|1] [--decode 0|1]
-//              [--gather 0|1] [--steps]
+//              [--gather 0|1] [--swapped 0|1] [--steps]
 //
 // --decode 0 takes the split chain where the decode chain would serve (8 tokens and less).
 // --steps times the steps of the chain one by one (each in a graph of its own) as well.
@@ -51,7 +51,7 @@ struct Options {
   std::vector<std::string> models, formats{"bf16", "fp8"}, routing{"uniform"};
   std::vector<int64_t> tokens{1, 8, 64, 512, 4096, 16384};
   int replays = 25;
-  bool cluster = false, overlap = true, decode = true, gather = true, steps = false;
+  bool cluster = false, swapped = false, overlap = true, decode = true, gather = true, steps = false;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -84,6 +84,8 @@ Options parse(int argc, char** argv) {
       o.replays = std::stoi(value);
     else if (flag == "--cluster")
       o.cluster = value == "1";
+    else if (flag == "--swapped")
+      o.swapped = value == "1";
     else if (flag == "--overlap")
       o.overlap = value == "1";
     else if (flag == "--decode")
@@ -251,6 +253,7 @@ void bench_point(const Model& m, bool fp8, int64_t tokens, bool zipf, const Opti
   spec.max_tokens = tokens;
   spec.num_sms = moekit::device::properties(0).num_sms;
   spec.cluster = o.cluster;
+  spec.swapped = o.swapped;
   spec.overlap = o.overlap;
   spec.gather = o.gather;
   std::vector<Call> list(calls);

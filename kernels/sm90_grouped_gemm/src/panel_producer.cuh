@@ -4,6 +4,7 @@
 
 #include "kernels/sm90_grouped_gemm/src/panel_storage.cuh"
 #include "kernels/sm90_grouped_gemm/src/producer.cuh"
+#include "kernels/sm90_grouped_gemm/src/swapped.cuh"
 
 namespace moekit::kernels::sm90_grouped_gemm {
 
@@ -20,7 +21,7 @@ struct PanelStream {
         static_cast<const uint8_t*>(args.weights.base) + task.expert * args.weights.expert_bytes;
 #pragma unroll
     for (int i = 0; i < kStageBlocks; ++i) {
-      const PanelTile<K> t(task, i / 2, i % 2);
+      const SwappedBlock<K> t(task, i / 2, i % 2);
       const bool inside = t.tile < panel_tiles(args.shape.columns);
       block[i] = inside ? expert + t.half * args.weights.half_bytes + t.tile * tile_bytes : nullptr;
       if (inside) stage_bytes += kBytes;

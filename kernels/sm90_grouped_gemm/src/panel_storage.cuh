@@ -27,14 +27,4 @@ __device__ __forceinline__ PanelStorage<K>& panel_storage(uint8_t* dynamic) {
   return *reinterpret_cast<PanelStorage<K>*>(dynamic + ((1024u - (address & 1023u)) & 1023u));
 }
 
-/// Which 64 rows of which half (gate 0, up 1) block `i` of consumer group `group` is.
-template <Knobs K>
-struct PanelTile {
-  int32_t half, tile;
-  __device__ __forceinline__ PanelTile(const TileTask& task, int group, int i)
-      : half(K.gated() ? i : 0),
-        tile(K.gated() ? task.n_block * kConsumerGroups + group
-                       : (task.n_block * kConsumerGroups + group) * 2 + i) {}
-};
-
 }  // namespace moekit::kernels::sm90_grouped_gemm
