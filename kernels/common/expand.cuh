@@ -27,8 +27,9 @@ __device__ __forceinline__ uint32_t scale_pair(uint32_t word, int index) {
 /// What a lane holds of one strip and block: rows g and g + 8 of 64 columns.
 template <OperandFormat kFormat>
 struct StripWords {
-  static constexpr PanelFormat kPanel = PanelFormat::of(kFormat);
-  static constexpr int kPieces = kPanel.strip_bytes() / 512;  // 16 bytes each
+  static constexpr int kStripBytes = PanelFormat::of(kFormat).strip_bytes();
+  static constexpr int kPieces = kStripBytes / 512;  // 16 bytes each
+  static constexpr int kRowScales = PanelFormat::of(kFormat).row_scales();
   uint4 codes[kPieces];
   uint32_t scales[2];  // of row g and row g + 8: 2 or 4 bytes
 
@@ -37,12 +38,13 @@ struct StripWords {
   __device__ __forceinline__ void load(const uint8_t* block, int strip, int lane, Load16 load16) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      codes[i] = load16(block + strip * kPanel.strip_bytes() + i * 512 + lane * 16);
+      codes[i] = load16(block + strip * kStripBytes + i * 512 + lane * 16);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint8_t* at = block + kPanel.scale_offset(strip * kStripRows + h * 8 + lane / 4, 0);
-      if constexpr (kPanel.row_scales() == 4) {
+      const uint8_t* at =
+          block + 4 * kStripBytes + (strip * kStripRows + h * 8 + lane / 4) * kRowScales;
+      if constexpr (kRowScales == 4) {
         scales[h] = *reinterpret_cast<const uint32_t*>(at);
       } else {
         scales[h] = *reinterpret_cast<const uint16_t*>(at);
@@ -55,12 +57,12 @@ struct StripWords {
   __device__ __forceinline__ void expand(int step, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int group = step * 16 / kPanel.group;
+      const int group = step * kRowScales / 4;
       const uint32_t pair_of_scales = scale_pair<kFormat>(scales[h], group / 2);
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         uint32_t pair;
-        if constexpr (kPanel.code_bits == 4) {
+        if constexpr (kPieces == 1) {
           const uint4& c = codes[0];
           const uint32_t word = step / 2 == 0 ? (h == 0 ? c.x : c.y) : (h == 0 ? c.z : c.w);
           pair = expand_code4(step % 2 * 2 + high, word);

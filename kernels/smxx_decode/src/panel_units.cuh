@@ -23,45 +23,46 @@ struct StepLayout {
   static constexpr int kBytes = 2 * (kCodeBytes + kScaleBytes);
 };
 
-/// One product of all experts as the units see it.
-struct PanelProduct {
-  int32_t strips = 0;  ///< of a matrix
-  int32_t blocks = 0;  ///< of its depth
-  int32_t steps = 0;   ///< of a unit
-
-  __device__ __forceinline__ PanelProduct(int32_t rows, int32_t depth, bool pair)
-      : strips(rows / kStripRows),
-        blocks(panel_steps(depth)),
-        steps(pair ? blocks : (blocks + 1) / 2) {}
-};
-
 /// What a thread block does, in shared memory, read at the borders of units so that loops need few
 /// registers. A block has a run of units in memory order; 2^log_split neighbouring warps share a
 /// unit, each taking a piece of its steps.
 struct Share {
+  uint32_t strips;  ///< of a matrix: unit u is strip u % strips of chosen expert u / strips
+  int32_t blocks;   ///< of its depth
+  int32_t steps;    ///< of a unit
   int32_t first, last;
   int32_t log_split;
 
   /// One thread; chosen has to be there.
-  __device__ __forceinline__ void fill(const Chosen& chosen, const PanelProduct& product) {
-    const int32_t units = chosen.count * product.strips;
-    const auto grid = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
-    first = static_cast<int32_t>(int64_t{units} * block / grid);
-    last = static_cast<int32_t>(int64_t{units} * (block + 1) / grid);
-    log_split = choose_split((units + grid - 1) / grid, product.steps);
+  __device__ __forceinline__ void fill(const Chosen& chosen, int32_t rows, int32_t depth,
+                                       bool pair) {
+    strips = static_cast<uint32_t>(rows / kStripRows);
+    blocks = panel_steps(depth);
+    steps = pair ? blocks : (blocks + 1) / 2;
+    const int64_t units = int64_t{chosen.count} * strips;
+    const int64_t grid = gridDim.x, block = blockIdx.x;
+    first = static_cast<int32_t>(units * block / grid);
+    last = static_cast<int32_t>(units * (block + 1) / grid);
+    log_split = choose_split(static_cast<int32_t>((units + grid - 1) / grid), steps);
   }
 
+  __device__ __forceinline__ int32_t expert_idx(int32_t unit) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(unit) / strips);
+  }
+  __device__ __forceinline__ int32_t strip(int32_t unit) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(unit) % strips);
+  }
   __device__ __forceinline__ int32_t warp() const { return static_cast<int32_t>(threadIdx.x) / 32; }
   __device__ __forceinline__ int32_t piece() const { return warp() & ((1 << log_split) - 1); }
   /// The warp's units: first_unit(), this and so many more, ... below `last`.
   __device__ __forceinline__ int32_t first_unit() const { return first + (warp() >> log_split); }
   __device__ __forceinline__ int32_t stride() const { return kWarps >> log_split; }
   /// Its steps of each: at least one.
-  __device__ __forceinline__ int32_t begin(const PanelProduct& p) const {
-    return p.steps * piece() >> log_split;
+  __device__ __forceinline__ int32_t begin() const {
+    return steps * piece() >> log_split;
   }
-  __device__ __forceinline__ int32_t end(const PanelProduct& p) const {
-    return p.steps * (piece() + 1) >> log_split;
+  __device__ __forceinline__ int32_t end() const {
+    return steps * (piece() + 1) >> log_split;
   }
 
  private:
@@ -95,18 +96,15 @@ class Feed {
   static constexpr int kAdvance = (kPair ? 1 : 2) * kBlockBytes;
 
  public:
-  __device__ __forceinline__ Feed(const WeightView& view, const PanelProduct& product,
-                                  const Chosen& chosen, const Share& share)
+  __device__ __forceinline__ Feed(const WeightView& view, const Chosen& chosen, const Share& share)
       : view_(view),
-        product_(product),
         chosen_(chosen),
         share_(share),
-        unit_(share.first_unit()) {
-    if (unit_ < share_.last) start_unit();
-  }
+        unit_(share.first_unit() - share.stride()) {}
 
   /// The next step, if there is one, to shared memory at `slot`.
   __device__ __forceinline__ void next(uint32_t slot, int lane) {
+    if (left_ == 0) start_pass();
     if (left_ == 0) return;
     const bool second = kPair || left_ > 1 || !ends_odd();
     const int64_t second_bytes = kPair ? view_.half_bytes : kBlockBytes;
@@ -122,31 +120,29 @@ class Feed {
     }
     codes_ += kAdvance;
     scales_ += kAdvance;
-    if (--left_ > 0) return;
-    if (--passes_ > 0) return start_pass();
-    unit_ += share_.stride();
-    if (unit_ < share_.last) start_unit();
+    --left_;
   }
 
  private:
   /// Whether the last step of this warp's piece has one block only.
   __device__ __forceinline__ bool ends_odd() const {
-    return product_.blocks % 2 == 1 && share_.end(product_) == product_.steps;
+    return share_.blocks % 2 == 1 && share_.end() == share_.steps;
   }
-  __device__ __forceinline__ void start_unit() {
-    const int32_t expert = chosen_.experts[unit_ / product_.strips];
-    passes_ = num_panel_passes(chosen_, expert);
-    start_pass();
-  }
+  /// The next pass over a unit, or the next unit.
   __device__ __forceinline__ void start_pass() {
     constexpr int kPerTile = kPanelRows / kStripRows;
+    if (passes_ == 0) {
+      if (unit_ + share_.stride() >= share_.last) return;
+      unit_ += share_.stride();
+    }
+    const int32_t expert = chosen_.experts[share_.expert_idx(unit_)];
+    if (passes_ == 0) passes_ = num_panel_passes(chosen_, expert);
+    --passes_;
     const int lane = threadIdx.x % 32;
-    const int32_t begin = share_.begin(product_);
-    left_ = share_.end(product_) - begin;
-    const int32_t strip = unit_ % product_.strips;
-    const int32_t block = strip / kPerTile * product_.blocks + (kPair ? 1 : 2) * begin;
-    const uint8_t* base = static_cast<const uint8_t*>(view_.base) +
-                          chosen_.experts[unit_ / product_.strips] * view_.expert_bytes +
+    left_ = share_.end() - share_.begin();
+    const int32_t strip = share_.strip(unit_);
+    const int32_t block = strip / kPerTile * share_.blocks + (kPair ? 1 : 2) * share_.begin();
+    const uint8_t* base = static_cast<const uint8_t*>(view_.base) + expert * view_.expert_bytes +
                           int64_t{block} * kBlockBytes;
     codes_ = base + strip % kPerTile * Layout::kCodeBytes + lane * 16;
     scales_ = base + Layout::kPanel.code_bytes() + strip % kPerTile * Layout::kScaleBytes +
@@ -155,11 +151,10 @@ class Feed {
   }
 
   const WeightView& view_;
-  const PanelProduct& product_;
   const Chosen& chosen_;
   const Share& share_;
   int32_t unit_;
-  int32_t passes_ = 0;
+  int32_t passes_ = 0;               // of this unit to come
   int32_t left_ = 0;                 // steps of this pass
   const uint8_t* codes_ = nullptr;   // of the lane in the step to come, first strip
   const uint8_t* scales_ = nullptr;  // of the lane, either strip
@@ -250,13 +245,13 @@ struct PanelPass {
 /// gives the next 64 columns in it; store(expert, strip, slot, sums) at the end of a pass by whole warps, where slot is that of
 /// token lane / 4 or -1.
 template <OperandFormat kFormat, bool kPair, int kStages, typename Tokens, typename Store>
-__device__ __forceinline__ void run_units(const WeightView& view, const PanelProduct& product,
-                                          const Chosen& chosen, const Share& share, uint8_t* rings,
-                                          float* pieces, Tokens& tokens, const Store& store) {
+__device__ __forceinline__ void run_units(const WeightView& view, const Chosen& chosen,
+                                          const Share& share, uint8_t* rings, float* pieces,
+                                          Tokens& tokens, const Store& store) {
   constexpr int kStepBytes = StepLayout<kFormat>::kBytes;
   const int lane = threadIdx.x % 32;
   uint8_t* const ring = rings + threadIdx.x / 32 * (kStages * kStepBytes);
-  Feed<kFormat, kPair> feed(view, product, chosen, share);
+  Feed<kFormat, kPair> feed(view, chosen, share);
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
     feed.next(shared_address(ring) + i * kStepBytes, lane);
@@ -266,14 +261,14 @@ __device__ __forceinline__ void run_units(const WeightView& view, const PanelPro
   int32_t read = 0, write = (kStages - 1) * kStepBytes;  // offsets in the ring
   for (int32_t unit = share.first_unit(); unit < share.last; unit += share.stride()) {
     for (int32_t pass = 0;; ++pass) {
-      const int32_t expert = chosen.experts[unit / product.strips];
+      const int32_t expert = chosen.experts[share.expert_idx(unit)];
       if (pass == num_panel_passes(chosen, expert)) break;
       const PanelPass slots(slots_of(chosen, expert, lane), pass, lane / 4);
       // An absent token reads another's row: its column of the sums is not stored.
-      tokens.select(slots.own >= 0 ? slots.own : slots.first, share.begin(product),
-                    share.end(product));
+      tokens.select(slots.own >= 0 ? slots.own : slots.first, share.begin(),
+                    share.end());
       float sums[kPair ? 2 : 1][4] = {};
-      for (int32_t left = share.end(product) - share.begin(product); left > 0; --left) {
+      for (int32_t left = share.end() - share.begin(); left > 0; --left) {
         uint4 words[2];
         tokens.load(words);
         copy_async_wait<kStages - 2>();
@@ -288,7 +283,7 @@ __device__ __forceinline__ void run_units(const WeightView& view, const PanelPro
         read = read + kStepBytes == kStages * kStepBytes ? 0 : read + kStepBytes;
       }
       if (join_panel_pieces(share, pieces, lane, sums)) {
-        store(expert, unit % product.strips, slots.own, sums);
+        store(expert, share.strip(unit), slots.own, sums);
       }
     }
   }

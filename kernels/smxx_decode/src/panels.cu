@@ -118,8 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int32_t routed = routed_expert(args);
   stage_panel_tokens(args, parts.rows);
   find_chosen(args, routed, chosen);  // its barriers publish the rows too
-  const PanelProduct product(args.inter, args.hidden, kGated);
-  if (threadIdx.x == 0) share.fill(chosen, product);
+  if (threadIdx.x == 0) share.fill(chosen, args.inter, args.hidden, kGated);
   __syncthreads();
   StagedPanelTokens<kGated ? 128 : 256> tokens{parts.rows, staged_row_bytes(args.hidden), args.top_k};
   const int lane = threadIdx.x % 32;
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           __float2bfloat16_rn(h);
     }
   };
-  run_units<kFormat, kGated, kStages>(args.gate_up, product, chosen, share, parts.rings,
+  run_units<kFormat, kGated, kStages>(args.gate_up, chosen, share, parts.rings,
                                       parts.pieces, tokens, store);
 }
 
@@ -159,8 +158,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const SharedParts<kFormat, kStages> parts(panel_shared);
   release_dependents();
   find_chosen(args, routed_expert(args), chosen);
-  const PanelProduct product(args.hidden, args.inter, false);
-  if (threadIdx.x == 0) share.fill(chosen, product);
+  if (threadIdx.x == 0) share.fill(chosen, args.hidden, args.inter, false);
   __syncthreads();
   IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h), args.inter * 2};
   const int lane = threadIdx.x % 32;
@@ -177,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   };
   // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
-  run_units<kFormat, false, kStages>(args.down, product, chosen, share, parts.rings, parts.pieces,
+  run_units<kFormat, false, kStages>(args.down, chosen, share, parts.rings, parts.pieces,
                                      tokens, store);
 }
 
