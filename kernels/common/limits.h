@@ -38,13 +38,16 @@ constexpr int32_t decode_panel_stages(OperandFormat format, bool many) {
   if (PanelFormat::of(format).code_bits == 8) return many ? 3 : 2;
   return many ? 5 : 3;
 }
-/// The dynamic shared memory then: rings of 16 warps, pieces of sums, and (gate_up) the rows, padded
-/// to 128 columns and by half of a line.
-constexpr int64_t decode_panel_shared_bytes(OperandFormat format, int64_t tokens, int64_t hidden,
+/// Elements from row to row of h then, and of the rows in shared memory but for 64 bytes of padding.
+MOEKIT_HOST_DEVICE constexpr int32_t panel_row_elements(int32_t width) {
+  return (width + 127) / 128 * 128;
+}
+/// The dynamic shared memory then: rings of 16 warps, pieces of sums, and (gate_up) the rows.
+constexpr int64_t decode_panel_shared_bytes(OperandFormat format, int64_t tokens, int32_t hidden,
                                             int32_t stages) {
   const PanelFormat f = PanelFormat::of(format);
   const int64_t step = 2 * (f.strip_bytes() + kStripRows * f.row_scales());
-  return 16 * stages * step + 15 * 1024 + tokens * ((hidden + 127) / 128 * 256 + 64);
+  return 16 * stages * step + 15 * 1024 + tokens * (int64_t{panel_row_elements(hidden)} * 2 + 64);
 }
 
 /// Beside it: the chosen experts and the pieces of sums that warps join.

@@ -93,7 +93,7 @@ class Feed {
   using Layout = StepLayout<kFormat>;
   static constexpr int kBlockBytes = Layout::kPanel.block_bytes();
   static constexpr int kScaleLanes = Layout::kScaleBytes / 16;  // lanes that copy a strip's scales
-  static constexpr int kAdvance = (kPair ? 1 : 2) * kBlockBytes;
+  static constexpr int kStepBlocks = kPair ? 1 : 2;
 
  public:
   __device__ __forceinline__ Feed(const WeightView& view, const Chosen& chosen, const Share& share)
@@ -104,30 +104,26 @@ class Feed {
 
   /// The next step, if there is one, to shared memory at `slot`.
   __device__ __forceinline__ void next(uint32_t slot, int lane) {
-    if (left_ == 0) start_pass();
-    if (left_ == 0) return;
-    const bool second = kPair || left_ > 1 || !ends_odd();
-    const int64_t second_bytes = kPair ? view_.half_bytes : kBlockBytes;
+    if (left_ <= 0) start_pass();
+    if (left_ <= 0) return;
+    const uint8_t* codes = codes_ + offset_;
+    const uint8_t* second = codes + (kPair ? view_.half_bytes : int64_t{kBlockBytes});
+    const bool both = kPair || left_ > 1;
 #pragma unroll
     for (int i = 0; i < Layout::kCodeBytes; i += 512) {
       const uint32_t to = slot + i + lane * 16;
-      copy_async_stream_16(to, codes_ + i, true);
-      copy_async_stream_16(to + Layout::kCodeBytes, codes_ + second_bytes + i, second);
+      copy_async_stream_16(to, codes + i, true);
+      copy_async_stream_16(to + Layout::kCodeBytes, second + i, both);
     }
     if (lane < 2 * kScaleLanes) {
-      copy_async_stream_16(slot + 2 * Layout::kCodeBytes + lane * 16, scales_,
-                           second || lane < kScaleLanes);
+      copy_async_stream_16(slot + 2 * Layout::kCodeBytes + lane * 16, scales_ + offset_,
+                           both || lane < kScaleLanes);
     }
-    codes_ += kAdvance;
-    scales_ += kAdvance;
-    --left_;
+    offset_ += kStepBlocks * kBlockBytes;
+    left_ -= kStepBlocks;
   }
 
  private:
-  /// Whether the last step of this warp's piece has one block only.
-  __device__ __forceinline__ bool ends_odd() const {
-    return share_.blocks % 2 == 1 && share_.end() == share_.steps;
-  }
   /// The next pass over a unit, or the next unit.
   __device__ __forceinline__ void start_pass() {
     constexpr int kPerTile = kPanelRows / kStripRows;
@@ -139,15 +135,16 @@ class Feed {
     if (passes_ == 0) passes_ = num_panel_passes(chosen_, expert);
     --passes_;
     const int lane = threadIdx.x % 32;
-    left_ = share_.end() - share_.begin();
+    const int32_t begin = kStepBlocks * share_.begin(), end = kStepBlocks * share_.end();
+    left_ = (end < share_.blocks ? end : share_.blocks) - begin;
     const int32_t strip = share_.strip(unit_);
-    const int32_t block = strip / kPerTile * share_.blocks + (kPair ? 1 : 2) * share_.begin();
     const uint8_t* base = static_cast<const uint8_t*>(view_.base) + expert * view_.expert_bytes +
-                          int64_t{block} * kBlockBytes;
+                          int64_t{strip / kPerTile * share_.blocks + begin} * kBlockBytes;
     codes_ = base + strip % kPerTile * Layout::kCodeBytes + lane * 16;
     scales_ = base + Layout::kPanel.code_bytes() + strip % kPerTile * Layout::kScaleBytes +
               lane % kScaleLanes * 16;
     if (lane >= kScaleLanes) scales_ += kPair ? view_.half_bytes : int64_t{kBlockBytes};
+    offset_ = 0;
   }
 
   const WeightView& view_;
@@ -155,9 +152,10 @@ class Feed {
   const Share& share_;
   int32_t unit_;
   int32_t passes_ = 0;               // of this unit to come
-  int32_t left_ = 0;                 // steps of this pass
-  const uint8_t* codes_ = nullptr;   // of the lane in the step to come, first strip
-  const uint8_t* scales_ = nullptr;  // of the lane, either strip
+  int32_t left_ = 0;                 // blocks of this pass to come
+  int32_t offset_ = 0;               // bytes of depth behind
+  const uint8_t* codes_ = nullptr;   // what the lane copies of the pass's first block, first strip
+  const uint8_t* scales_ = nullptr;  // the same of scales, either strip
 };
 
 /// sums += the products of strip `j` (0, 1) of a step that lies at `slot` in shared memory, with

@@ -17,14 +17,14 @@ __device__ __forceinline__ int32_t fragment_place(int32_t column) {
 
 /// Bytes between staged rows: eight lanes' 16 bytes of two rows lie in different banks.
 __device__ __forceinline__ int32_t staged_row_bytes(int32_t hidden) {
-  return (hidden + 127) / 128 * 256 + 64;
+  return panel_row_elements(hidden) * 2 + 64;
 }
 
 /// x to shared memory in fragment order, zeros up to a multiple of 128 columns. No barrier.
 __device__ inline void stage_panel_tokens(const Args& args, uint8_t* rows) {
   const auto* x = static_cast<const uint4*>(args.x);
   const int32_t row_bytes = staged_row_bytes(args.hidden);
-  const int32_t pieces = args.hidden / 8, padded = (args.hidden + 127) / 128 * 16;
+  const int32_t pieces = args.hidden / 8, padded = panel_row_elements(args.hidden) / 8;
   for (int32_t i = threadIdx.x; i < args.num_tokens * padded; i += kThreads) {
     const int32_t token = i / padded, piece = i % padded;
     const uint4 v = piece < pieces ? __ldg(x + token * pieces + piece) : uint4{0, 0, 0, 0};
@@ -33,6 +33,17 @@ __device__ inline void stage_panel_tokens(const Args& args, uint8_t* rows) {
     *reinterpret_cast<uint32_t*>(to + 16) = v.y;
     *reinterpret_cast<uint32_t*>(to + 32) = v.z;
     *reinterpret_cast<uint32_t*>(to + 48) = v.w;
+  }
+}
+
+/// The columns of h past inter, which down's steps of 128 columns read.
+__device__ inline void clear_tails(const Args& args) {
+  const int32_t stride = panel_row_elements(args.inter), tail = stride - args.inter;
+  auto* const h = static_cast<__nv_bfloat16*>(args.h) + args.inter;
+  const int32_t all = args.num_tokens * args.top_k * tail;
+  for (int32_t i = static_cast<int32_t>(blockIdx.x) * kThreads + threadIdx.x; i < all;
+       i += static_cast<int32_t>(gridDim.x) * kThreads) {
+    h[static_cast<int64_t>(i / tail) * stride + i % tail] = __nv_bfloat16();
   }
 }
 
@@ -55,12 +66,11 @@ struct StagedPanelTokens {
   }
 };
 
-/// Rows of h from memory (L1 keeps them); columns past inter are zeros.
+/// Rows of h from memory (L1 keeps them).
 struct IntermediatePanelRows {
   const uint8_t* rows;
   int32_t row_bytes;
   const uint8_t* own = nullptr;  // the lane's next words
-  int32_t left = 0;              // bytes of the row from lane 0's on
 
   /// gate_up, or whatever ran in between, has ended.
   __device__ __forceinline__ void ready() { wait_for_predecessor(); }
@@ -71,21 +81,19 @@ struct IntermediatePanelRows {
     const int lane = threadIdx.x % 4;
     const uint8_t* const piece = rows + static_cast<int64_t>(slot) * row_bytes + begin * 256;
     own = piece + lane * 16;
-    left = row_bytes - begin * 256;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int32_t at = (i * 4 + lane) * 128;
       [[maybe_unused]] uint32_t unused;
-      if (at < (end - begin) * 256 && at < left) {
+      if (at < (end - begin) * 256) {
         asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(piece + at));
       }
     }
   }
   __device__ __forceinline__ void load(uint4 (&words)[2]) {
-    words[0] = left > 0 ? *reinterpret_cast<const uint4*>(own) : uint4{0, 0, 0, 0};
-    words[1] = left > 64 ? *reinterpret_cast<const uint4*>(own + 64) : uint4{0, 0, 0, 0};
+    words[0] = *reinterpret_cast<const uint4*>(own);
+    words[1] = *reinterpret_cast<const uint4*>(own + 64);
     own += 128;
-    left -= 128;
   }
 };
 
@@ -117,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   release_dependents();
   const int32_t routed = routed_expert(args);
   stage_panel_tokens(args, parts.rows);
+  clear_tails(args);
   find_chosen(args, routed, chosen);  // its barriers publish the rows too
   if (threadIdx.x == 0) share.fill(chosen, args.inter, args.hidden, kGated);
   __syncthreads();
@@ -141,7 +150,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         h = apply_unary(args.activation, up);
       }
       static_cast<__nv_bfloat16*>(
-          args.h)[static_cast<int64_t>(to) * args.inter + fragment_place(column)] =
+          args.h)[static_cast<int64_t>(to) * panel_row_elements(args.inter) +
+                  fragment_place(column)] =
           __float2bfloat16_rn(h);
     }
   };
@@ -160,7 +170,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   find_chosen(args, routed_expert(args), chosen);
   if (threadIdx.x == 0) share.fill(chosen, args.hidden, args.inter, false);
   __syncthreads();
-  IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h), args.inter * 2};
+  IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h),
+                               panel_row_elements(args.inter) * 2};
   const int lane = threadIdx.x % 32;
   auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
     const float scale = value_or(args.down.multipliers, expert, 1.0f);
