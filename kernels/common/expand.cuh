@@ -10,9 +10,8 @@ namespace moekit::kernels {
 /// A pair times one of two scales.
 __device__ __forceinline__ uint32_t multiply_pair(uint32_t pair, uint32_t scales, int which) {
   const auto& two = *reinterpret_cast<const __nv_bfloat162*>(&scales);
-  const __nv_bfloat162 product =
-      __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-              which == 0 ? __low2bfloat162(two) : __high2bfloat162(two));
+  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
+                                         which == 0 ? __low2bfloat162(two) : __high2bfloat162(two));
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 

@@ -38,7 +38,8 @@ constexpr int32_t decode_panel_stages(OperandFormat format, bool many) {
   if (PanelFormat::of(format).code_bits == 8) return many ? 3 : 2;
   return many ? 5 : 3;
 }
-/// Elements from row to row of h then, and of the rows in shared memory but for 64 bytes of padding.
+/// Elements from row to row of h then, and of the rows in shared memory but for 64 bytes of
+/// padding.
 MOEKIT_HOST_DEVICE constexpr int32_t panel_row_elements(int32_t width) {
   return (width + 127) / 128 * 128;
 }

@@ -225,8 +225,8 @@ int32_t split_of(const Args& args, int64_t units_per_expert) {
 
 template <OperandFormat kFormat>
 cudaError_t launch_gate_up(const Args& args, cudaStream_t stream, bool overlap) {
-  const int64_t shared = decode_shared_bytes(args.num_tokens, args.hidden,
-                                             kFormat == OperandFormat::bf16 ? 2 : 1);
+  const int64_t shared =
+      decode_shared_bytes(args.num_tokens, args.hidden, kFormat == OperandFormat::bf16 ? 2 : 1);
   const cudaError_t status =
       cudaFuncSetAttribute(reinterpret_cast<const void*>(&gate_up_kernel<kFormat>),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -249,13 +249,12 @@ const char* refusal(const Args& args) {
       args.inter % kDecodeLimits.size_multiple != 0) {
     return "sizes must be multiples of 32";
   }
-  const bool fits =
-      in_panels(args.format)
-          ? decode_panel_shared_bytes(args.format, args.num_tokens, args.hidden,
-                                      decode_panel_stages(args.format, false)) +
-                    kDecodeStaticBytes <=
-                block_shared_bytes(9, 0)
-          : int64_t{args.num_tokens} * args.hidden <= kDecodeLimits.max_elements;
+  const bool fits = in_panels(args.format)
+                        ? decode_panel_shared_bytes(args.format, args.num_tokens, args.hidden,
+                                                    decode_panel_stages(args.format, false)) +
+                                  kDecodeStaticBytes <=
+                              block_shared_bytes(9, 0)
+                        : int64_t{args.num_tokens} * args.hidden <= kDecodeLimits.max_elements;
   return fits ? nullptr : "the tokens do not fit into shared memory";
 }
 

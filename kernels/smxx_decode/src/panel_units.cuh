@@ -58,12 +58,8 @@ struct Share {
   __device__ __forceinline__ int32_t first_unit() const { return first + (warp() >> log_split); }
   __device__ __forceinline__ int32_t stride() const { return kWarps >> log_split; }
   /// Its steps of each: at least one.
-  __device__ __forceinline__ int32_t begin() const {
-    return steps * piece() >> log_split;
-  }
-  __device__ __forceinline__ int32_t end() const {
-    return steps * (piece() + 1) >> log_split;
-  }
+  __device__ __forceinline__ int32_t begin() const { return steps * piece() >> log_split; }
+  __device__ __forceinline__ int32_t end() const { return steps * (piece() + 1) >> log_split; }
 
  private:
   /// The split with which the busiest warp has the least to do: its units one after the other, each
@@ -97,10 +93,7 @@ class Feed {
 
  public:
   __device__ __forceinline__ Feed(const WeightView& view, const Chosen& chosen, const Share& share)
-      : view_(view),
-        chosen_(chosen),
-        share_(share),
-        unit_(share.first_unit() - share.stride()) {}
+      : view_(view), chosen_(chosen), share_(share), unit_(share.first_unit() - share.stride()) {}
 
   /// The next step, if there is one, to shared memory at `slot`.
   __device__ __forceinline__ void next(uint32_t slot, int lane) {
@@ -240,8 +233,8 @@ struct PanelPass {
 
 /// All units of this warp. tokens.ready() is called once the first weights are under way,
 /// tokens.select(slot, begin, end) before a pass through these steps, tokens.load(words)
-/// gives the next 64 columns in it; store(expert, strip, slot, sums) at the end of a pass by whole warps, where slot is that of
-/// token lane / 4 or -1.
+/// gives the next 64 columns in it; store(expert, strip, slot, sums) at the end of a pass by whole
+/// warps, where slot is that of token lane / 4 or -1.
 template <OperandFormat kFormat, bool kPair, int kStages, typename Tokens, typename Store>
 __device__ __forceinline__ void run_units(const WeightView& view, const Chosen& chosen,
                                           const Share& share, uint8_t* rings, float* pieces,
@@ -263,8 +256,7 @@ __device__ __forceinline__ void run_units(const WeightView& view, const Chosen& 
       if (pass == num_panel_passes(chosen, expert)) break;
       const PanelPass slots(slots_of(chosen, expert, lane), pass, lane / 4);
       // An absent token reads another's row: its column of the sums is not stored.
-      tokens.select(slots.own >= 0 ? slots.own : slots.first, share.begin(),
-                    share.end());
+      tokens.select(slots.own >= 0 ? slots.own : slots.first, share.begin(), share.end());
       float sums[kPair ? 2 : 1][4] = {};
       for (int32_t left = share.end() - share.begin(); left > 0; --left) {
         uint4 words[2];

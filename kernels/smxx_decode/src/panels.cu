@@ -1,13 +1,19 @@
 // Decode kernels over weight panels. Rings of 16 warps keep 64 to 92 KiB under way on an SM; with
 // two blocks on an SM, which registers and (for few tokens) shared memory allow, down fills its
 // rings while gate_up still runs.
-#include "kernels/smxx_decode/src/panels.h"
-
 #include "kernels/common/launch.h"
 #include "kernels/smxx_decode/src/panel_units.cuh"
+#include "kernels/smxx_decode/src/panels.h"
 
 namespace moekit::kernels::smxx_decode {
 namespace {
+
+/// Thread blocks that an SM is to hold; a hundred KiB of shared memory holds one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kBlocksOfSm = 1;
+#else
+constexpr int kBlocksOfSm = 2;
+#endif
 
 /// Where column `column` of a row of bf16 lies in x as staged and in h: of every 32 columns, lane t
 /// of a fragment's four finds its B operands of two products in 16 bytes.
@@ -114,7 +120,7 @@ struct SharedParts {
 };
 
 template <OperandFormat kFormat, bool kGated, int kStages>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     panel_gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
@@ -129,7 +135,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   find_chosen(args, routed, chosen);  // its barriers publish the rows too
   if (threadIdx.x == 0) share.fill(chosen, args.inter, args.hidden, kGated);
   __syncthreads();
-  StagedPanelTokens<kGated ? 128 : 256> tokens{parts.rows, staged_row_bytes(args.hidden), args.top_k};
+  StagedPanelTokens<kGated ? 128 : 256> tokens{parts.rows, staged_row_bytes(args.hidden),
+                                               args.top_k};
   const int lane = threadIdx.x % 32;
   auto store = [&](int32_t expert, int32_t strip, int32_t slot,
                    const float(&sums)[kGated ? 2 : 1][4]) {
@@ -151,16 +158,15 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       static_cast<__nv_bfloat16*>(
           args.h)[static_cast<int64_t>(to) * panel_row_elements(args.inter) +
-                  fragment_place(column)] =
-          __float2bfloat16_rn(h);
+                  fragment_place(column)] = __float2bfloat16_rn(h);
     }
   };
-  run_units<kFormat, kGated, kStages>(args.gate_up, chosen, share, parts.rings,
-                                      parts.pieces, tokens, store);
+  run_units<kFormat, kGated, kStages>(args.gate_up, chosen, share, parts.rings, parts.pieces,
+                                      tokens, store);
 }
 
 template <OperandFormat kFormat, int kStages>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     panel_down_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
@@ -186,8 +192,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   };
   // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
-  run_units<kFormat, false, kStages>(args.down, chosen, share, parts.rings, parts.pieces,
-                                     tokens, store);
+  run_units<kFormat, false, kStages>(args.down, chosen, share, parts.rings, parts.pieces, tokens,
+                                     store);
 }
 
 cudaError_t launch_panels(void (*kernel)(Args), const Args& args, int64_t shared,
