@@ -62,6 +62,22 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, boo
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// The same, for what is read once and in order: L2 fetches whole lines.
+__device__ __forceinline__ void copy_async_stream_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// Ends a group of this thread's copies, perhaps an empty one.
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most kPending of this thread's groups, the latest, are under way. Other threads
+/// see the copies after a barrier.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 /// Arrives at `barrier` when all earlier copies of this thread have landed. The arrival counts like
 /// any other: the barrier must expect one of each copying thread.
 __device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {

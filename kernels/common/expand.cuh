@@ -7,17 +7,19 @@
 
 namespace moekit::kernels {
 
-__device__ __forceinline__ uint32_t multiply_pair(uint32_t pair, uint32_t scales) {
+/// A pair times one of two scales.
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t pair, uint32_t scales, int which) {
+  const auto& two = *reinterpret_cast<const __nv_bfloat162*>(&scales);
   const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&scales));
+                                         which == 0 ? __low2bfloat162(two) : __high2bfloat162(two));
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 
-/// bf16 of byte `index` of a word of scales, in both halves.
+/// bf16 of bytes 2 `index` and 2 `index` + 1 of a word of scales.
 template <OperandFormat kFormat>
 __device__ __forceinline__ uint32_t scale_pair(uint32_t word, int index) {
-  // Selects 0, byte, 0, byte from the word and a zero register, highest first.
-  const uint32_t bytes = __byte_perm(word, 0, 0x4040 | index << 8 | index);
+  // Selects 0, high byte, 0, low byte from the word and a zero register, highest first.
+  const uint32_t bytes = __byte_perm(word, 0, index == 0 ? 0x4140 : 0x4342);
   return kFormat == OperandFormat::nvfp4 ? bytes * 16 + 0x70007000u : bytes << 7;
 }
 
@@ -54,7 +56,8 @@ struct StripWords {
   __device__ __forceinline__ void expand(int step, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t scale = scale_pair<kFormat>(scales[h], step * kRowScales / 4);
+      const int group = step * kRowScales / 4;
+      const uint32_t pair_of_scales = scale_pair<kFormat>(scales[h], group / 2);
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         uint32_t pair;
@@ -67,7 +70,7 @@ struct StripWords {
           const uint32_t word = h == 0 ? (step % 2 == 0 ? c.x : c.y) : (step % 2 == 0 ? c.z : c.w);
           pair = expand_code8(high, word);
         }
-        a[high * 2 + h] = multiply_pair(pair, scale);
+        a[high * 2 + h] = multiply_pair(pair, pair_of_scales, group % 2);
       }
     }
   }

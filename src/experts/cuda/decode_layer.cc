@@ -19,7 +19,9 @@ struct Regions {
   explicit Regions(const SplitLayerSpec& spec) {
     const int64_t slots = spec.max_tokens * spec.top_k;
     const bool fp8 = spec.format == kernels::OperandFormat::fp8_block;
-    inter = layout.add(slots * spec.inter, fp8 ? 1 : 2);
+    const bool panels = kernels::in_panels(spec.format);
+    inter = layout.add(slots * (panels ? kernels::panel_row_elements(spec.inter) : spec.inter),
+                       fp8 ? 1 : 2);
     if (fp8) {
       inter_values = layout.add(slots * spec.inter, 4);
       inter_scales = layout.add(slots * ceil_div(spec.inter, 128), 4);
