@@ -118,9 +118,12 @@ cudaError_t Launch::make(const Args& args, int num_sms, LaunchOptions options, L
   prepared->args.args = args;
   prepared->num_blocks = num_sms / 2 * 2;
   cudaError_t status = cudaSuccess;
-  const bool maps = !in_panels(args.shape.format);
-  if (maps) status = encode_tensor_map(weights_map(args, instance->knobs), &prepared->args.weights);
-  if (maps && status == cudaSuccess && !instance->knobs.gathers()) {
+  if (!in_panels(args.shape.format)) {
+    status = encode_tensor_map(weights_map(args, instance->knobs), &prepared->args.weights);
+  }
+  const bool in_order =
+      in_panels(args.shape.format) ? args.row_index == nullptr : !instance->knobs.gathers();
+  if (status == cudaSuccess && in_order) {
     status = encode_tensor_map(rows_map(args, instance->knobs), &prepared->args.rows);
   }
   if (status == cudaSuccess) {

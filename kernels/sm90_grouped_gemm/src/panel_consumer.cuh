@@ -25,49 +25,63 @@ __device__ __forceinline__ void fetch_words(PanelStorage<K>& shared, const RingP
   }
 }
 
-/// Keeps the expansion behind the wait for products that still read the registers it writes.
-template <Knobs K>
-__device__ __forceinline__ void pin_words(GroupWords<K>& words) {
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (uint4& c : words[m].codes) {
-      asm volatile("" : "+r"(c.x), "+r"(c.y), "+r"(c.z), "+r"(c.w)::"memory");
-    }
-    asm volatile("" : "+r"(words[m].scales[0]), "+r"(words[m].scales[1])::"memory");
-  }
-}
+/// The first operands of a step: of two blocks and four times 16 columns.
+struct StepOperands {
+  uint32_t v[2][4][4];
 
-/// While the products of a step run, the next step's words are fetched; while one group expands,
-/// the other's products run.
+  template <typename Words>
+  __device__ __forceinline__ void expand(const Words& words) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) words[m].expand(k, v[m][k]);
+    }
+  }
+  /// Keeps the expansion where it is written: ahead of the wait that follows.
+  __device__ __forceinline__ void pin() {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(v[i / 16][i / 4 % 4][i % 4])::"memory");
+  }
+};
+
+/// While the products of a step run, the next step's weights are expanded and those of the one
+/// after it fetched.
 template <Knobs K, int kRows>
 __device__ __forceinline__ void multiply_panels(PanelStorage<K>& shared, RingPosition& ring,
                                                 int32_t steps, int group, int warp, int lane,
                                                 SwappedSums<kRows>& sums) {
+  RingPosition ahead = ring;
   GroupWords<K> words;
-  fetch_words<K>(shared, ring, group, warp, lane, words);
-  for (int32_t step = 0; step < steps; ++step) {
-    pin_words<K>(words);
-    uint32_t a[2][4][4];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) words[m].expand(k, a[m][k]);
-    }
+  auto fetch = [&] {
+    fetch_words<K>(shared, ahead, group, warp, lane, words);
+    ahead.template advance<K.stages>();
+  };
+  auto multiply = [&](const StepOperands& a, StepOperands& next, int32_t step) {
     uint64_t b = wgmma_descriptor(shared_address(shared.rows[ring.stage]));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
 #pragma unroll
-      for (int m = 0; m < 2; ++m) wgmma_bf16(sums.v[m], a[m][k], b);
+      for (int m = 0; m < 2; ++m) wgmma_bf16(sums.v[m], a.v[m][k], b);
       b += kDescriptorStepK;
     }
     wgmma_commit();
-    const uint32_t used = ring.stage;
-    ring.advance<K.stages>();
-    if (step + 1 < steps) fetch_words<K>(shared, ring, group, warp, lane, words);
+    if (step + 1 < steps) {
+      next.expand(words);
+      next.pin();
+      if (step + 2 < steps) fetch();
+    }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(&shared.empty[used]);
+    if (lane == 0) barrier_arrive(&shared.empty[ring.stage]);
+    ring.advance<K.stages>();
+  };
+  StepOperands a[2];
+  fetch();
+  a[0].expand(words);
+  if (steps > 1) fetch();
+  for (int32_t step = 0; step < steps; step += 2) {
+    multiply(a[0], a[1], step);
+    if (step + 1 < steps) multiply(a[1], a[0], step + 1);
   }
 }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   release_dependents();
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPanelProducerRegisters));
-    produce_panels<K>(args, shared, thread);
+    produce_panels<K>(kernel, shared, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kPanelConsumerRegisters));
     consume_panels<K>(args, shared, group - 1, thread);

@@ -28,8 +28,10 @@ struct PanelStream {
     }
   }
 
-  __device__ __forceinline__ void load(uint64_t* full, uint8_t* to, int32_t step) const {
-    barrier_arrive_expect(full, stage_bytes);
+  /// One thread: announces the bytes of a stage, `others` among them, and loads its blocks.
+  __device__ __forceinline__ void load(uint64_t* full, uint8_t* to, int32_t step,
+                                       uint32_t others) const {
+    barrier_arrive_expect(full, stage_bytes + others);
 #pragma unroll
     for (int i = 0; i < kStageBlocks; ++i) {
       if (block[i] == nullptr) continue;
@@ -38,9 +40,11 @@ struct PanelStream {
   }
 };
 
+/// Rows come by TMA where they lie in order and fill a tile, else by copies of just those rows.
 template <Knobs K>
-__device__ __forceinline__ void produce_panels(const Args& args, PanelStorage<K>& shared,
+__device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelStorage<K>& shared,
                                                int thread) {
+  const Args& args = kernel.args;
   const int32_t depth_bytes = args.shape.depth * K.element_bytes();
   const int32_t steps = panel_steps(args.shape.depth);
   RingPosition ring;
@@ -49,13 +53,27 @@ __device__ __forceinline__ void produce_panels(const Args& args, PanelStorage<K>
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;
     const PanelStream<K> weights(args, task);
+    const bool tiles = args.row_index == nullptr && task.num_rows > 64;
     GatheredRows rows;
-    rows.find(args, task, thread);
+    if (!tiles) rows.find(args, task, thread);
     for (int32_t step = 0; step < steps; ++step) {
+      uint64_t* full = &shared.full[ring.stage];
+      uint8_t* to = shared.rows[ring.stage];
       barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-      if (thread == 0) weights.load(&shared.full[ring.stage], shared.weights[ring.stage], step);
-      rows.copy(args, shared.rows[ring.stage], step * kTileRowBytes, depth_bytes, thread);
-      copy_async_arrive(&shared.full[ring.stage]);
+      if (thread == 0) {
+        weights.load(full, shared.weights[ring.stage], step, tiles ? kTileRows * kTileRowBytes : 0);
+      }
+      if (tiles) {
+        if (thread == 0) {
+          tma_load_2d(&kernel.rows, full, to, step * kPanelDepth, task.first_row);
+          tma_load_2d(&kernel.rows, full, to + 64 * kTileRowBytes, step * kPanelDepth,
+                      task.first_row + 64);
+        }
+        barrier_arrive(full);
+      } else {
+        rows.copy(args, to, step * kTileRowBytes, depth_bytes, thread);
+        copy_async_arrive(full);
+      }
       ring.advance<K.stages>();
     }
   }
