@@ -39,11 +39,12 @@ struct Share {
     strips = static_cast<uint32_t>(rows / kStripRows);
     blocks = panel_steps(depth);
     steps = pair ? blocks : (blocks + 1) / 2;
-    const int64_t units = int64_t{chosen.count} * strips;
-    const int64_t grid = gridDim.x, block = blockIdx.x;
-    first = static_cast<int32_t>(units * block / grid);
-    last = static_cast<int32_t>(units * (block + 1) / grid);
-    log_split = choose_split(static_cast<int32_t>((units + grid - 1) / grid), steps);
+    const int32_t units = chosen.count * rows / kStripRows;
+    const auto grid = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
+    const int32_t each = units / grid, more = units % grid;  // the first blocks have one more
+    first = each * block + (block < more ? block : more);
+    last = first + each + (block < more ? 1 : 0);
+    log_split = choose_split(each + (more > 0 ? 1 : 0), steps);
   }
 
   __device__ __forceinline__ int32_t expert_idx(int32_t unit) const {
