@@ -4,7 +4,7 @@
 //
 //   bench_cuda [--models a,b] [--formats bf16,fp8,mxfp4,nvfp4,mxfp8] [--tokens 1,8,...]
 //              [--routing uniform,zipf] [--replays N] [--cluster 0|1] [--overlap 0|1]
-//              [--decode 0|1] [--gather 0|1] [--swapped 0|1] [--steps]
+//              [--decode 0|1] [--gather 0|1] [--steps]
 //
 // --decode 0 takes the split chain where the decode chain would serve (8 tokens and less).
 // --steps times the steps of the chain one by one (each in a graph of its own) as well.
@@ -53,8 +53,7 @@ struct Options {
   std::vector<std::string> models, formats{"bf16", "fp8"}, routing{"uniform"};
   std::vector<int64_t> tokens{1, 8, 64, 512, 4096, 16384};
   int replays = 25;
-  bool cluster = false, swapped = false, overlap = true, decode = true, gather = true,
-       steps = false;
+  bool cluster = false, overlap = true, decode = true, gather = true, steps = false;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -87,8 +86,6 @@ Options parse(int argc, char** argv) {
       o.replays = std::stoi(value);
     else if (flag == "--cluster")
       o.cluster = value == "1";
-    else if (flag == "--swapped")
-      o.swapped = value == "1";
     else if (flag == "--overlap")
       o.overlap = value == "1";
     else if (flag == "--decode")
@@ -334,7 +331,6 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   spec.max_tokens = tokens;
   spec.num_sms = moekit::device::properties(0).num_sms;
   spec.cluster = o.cluster;
-  spec.swapped = o.swapped;
   spec.overlap = o.overlap;
   spec.gather = o.gather;
   std::vector<Call> list(calls);

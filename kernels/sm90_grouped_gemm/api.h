@@ -64,19 +64,11 @@ struct Args {
 /// Null, or why a shape is refused.
 const char* refusal(const Shape& shape);
 
-/// Choices between instances. They change no bits but for `swapped`.
-struct LaunchOptions {
-  bool cluster = false;  ///< share weight tiles between two blocks
-  /// bf16: weights as the first operand, so that short tasks cost what they are long. Weights in
-  /// panels always are; fp8 never.
-  bool swapped = false;
-};
-
 /// A prepared call: descriptors are made once, at plan time. Thread-safe to launch.
 class Launch {
  public:
   /// Host work only.
-  static cudaError_t make(const Args& args, int num_sms, LaunchOptions options, Launch* launch);
+  static cudaError_t make(const Args& args, int num_sms, bool cluster, Launch* launch);
   /// `overlap` lets the launch start while its predecessor on the stream ends (programmatic
   /// dependent launch). `rows` replaces Args::rows where rows are gathered (gate_up, up).
   cudaError_t run(cudaStream_t stream, bool overlap, const void* rows = nullptr) const;

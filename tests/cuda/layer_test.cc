@@ -232,7 +232,7 @@ struct DeviceLayer {
   std::unique_ptr<DecodeLayer> decode;
 
   DeviceLayer(const LayerCase& layer_case, const HostLayer& l, bool cluster, bool overlap,
-              bool gather = true, bool swapped = false)
+              bool gather = true)
       : c(layer_case),
         x(l.x),
         gate_up(l.gate_up),
@@ -259,7 +259,6 @@ struct DeviceLayer {
     spec.max_tokens = c.tokens;
     spec.num_sms = device::properties(0).num_sms;
     spec.cluster = cluster;
-    spec.swapped = swapped;
     spec.overlap = overlap;
     spec.gather = gather;
     workspace = std::make_unique<DeviceArray<uint8_t>>(
@@ -416,13 +415,6 @@ std::vector<LayerCase> layer_cases() {
   return list;
 }
 
-/// Those that the split layer takes: it has no panels without a gate.
-std::vector<LayerCase> split_cases() {
-  std::vector<LayerCase> list = layer_cases();
-  std::erase_if(list, [](const LayerCase& c) { return panels(c) && !c.activation.gated; });
-  return list;
-}
-
 class LayerTest : public ::testing::TestWithParam<LayerCase> {};
 
 TEST_P(LayerTest, AgreesWithDoubleLoops) {
@@ -434,23 +426,20 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
   const int64_t stride = std::max<int64_t>(1, c.tokens * cost / 200000000);
   const auto expected = expected_output(c, host, stride);
   std::vector<float> first;
-  struct Choice {
-    bool cluster, overlap, gather, swapped;
-  };
-  for (const Choice& k : {Choice{false, false, true, false}, Choice{false, true, false, false},
-                          Choice{true, false, true, false}, Choice{true, true, true, false},
-                          Choice{false, false, true, true}, Choice{false, true, true, true}}) {
-    // Rows sorted first: without a gate there is no instance.
-    DeviceLayer device(c, host, k.cluster, k.overlap, k.gather || !c.activation.gated, k.swapped);
-    device.use_split();
-    device.enqueue(nullptr);
-    const auto got = device.result();
-    expect_close(c, got, expected);
-    EXPECT_TRUE(std::none_of(got.begin(), got.end(), [](float v) { return v != v; }));
-    // Knobs change speed only.
-    if (first.empty()) first = got;
-    EXPECT_EQ(std::memcmp(first.data(), got.data(), got.size() * 4), 0)
-        << k.cluster << k.overlap << k.gather << k.swapped;
+  for (const bool cluster : {false, true}) {
+    for (const bool overlap : {false, true}) {
+      // Sorted rows: without a gate there is no instance.
+      const bool gather = cluster == overlap || !c.activation.gated;
+      DeviceLayer device(c, host, cluster, overlap, gather);
+      device.use_split();
+      device.enqueue(nullptr);
+      const auto got = device.result();
+      expect_close(c, got, expected);
+      EXPECT_TRUE(std::none_of(got.begin(), got.end(), [](float v) { return v != v; }));
+      // Knobs change speed only.
+      if (first.empty()) first = got;
+      EXPECT_EQ(std::memcmp(first.data(), got.data(), got.size() * 4), 0) << cluster << overlap;
+    }
   }
 }
 
@@ -498,12 +487,13 @@ TEST_P(DecodeTest, AgreesWithDoubleLoops) {
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeTest, ::testing::ValuesIn(decode_cases()),
                          [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(Cases, LayerTest, ::testing::ValuesIn(split_cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, LayerTest, ::testing::ValuesIn(layer_cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Layer, GraphReplayFollowsTheRouting) {
   MOEKIT_NEEDS_GPU(90);
-  for (const auto format : {gemm::Format::bf16, gemm::Format::fp8_block}) {
+  for (const auto format :
+       {gemm::Format::bf16, gemm::Format::fp8_block, gemm::Format::mxfp4, gemm::Format::nvfp4}) {
     LayerCase c{"graph", format, 150, 2, 6, 128, 256};
     const HostLayer host = make_layer(c);
     DeviceLayer device(c, host, true, true);
@@ -533,25 +523,27 @@ TEST(Layer, GraphReplayFollowsTheRouting) {
 
 TEST(Layer, RowAloneHasTheBitsOfTheRowInABatch) {
   MOEKIT_NEEDS_GPU(90);
-  LayerCase c{"rows", gemm::Format::bf16, 300, 2, 4, 128, 256};
-  const HostLayer host = make_layer(c);
-  DeviceLayer batch(c, host, true, true);
-  batch.use_split();
-  batch.enqueue(nullptr);
-  const auto all = batch.result();
-  for (const int64_t t : {0, 17, 299}) {
-    LayerCase one = c;
-    one.tokens = 1;
-    HostLayer single = host;
-    single.x.assign(host.x.begin() + t * c.hidden, host.x.begin() + (t + 1) * c.hidden);
-    single.ids.assign(host.ids.begin() + t * c.top_k, host.ids.begin() + (t + 1) * c.top_k);
-    single.weights.assign(host.weights.begin() + t * c.top_k,
-                          host.weights.begin() + (t + 1) * c.top_k);
-    DeviceLayer alone(one, single, false, false);
-    alone.use_split();
-    alone.enqueue(nullptr);
-    const auto row = alone.result();
-    EXPECT_EQ(std::memcmp(row.data(), all.data() + t * c.hidden, row.size() * 4), 0) << t;
+  for (const auto format : {gemm::Format::bf16, gemm::Format::mxfp4, gemm::Format::mxfp8}) {
+    LayerCase c{"rows", format, 300, 2, 4, 128, 256};
+    const HostLayer host = make_layer(c);
+    DeviceLayer batch(c, host, true, true);
+    batch.use_split();
+    batch.enqueue(nullptr);
+    const auto all = batch.result();
+    for (const int64_t t : {0, 17, 299}) {
+      LayerCase one = c;
+      one.tokens = 1;
+      HostLayer single = host;
+      single.x.assign(host.x.begin() + t * c.hidden, host.x.begin() + (t + 1) * c.hidden);
+      single.ids.assign(host.ids.begin() + t * c.top_k, host.ids.begin() + (t + 1) * c.top_k);
+      single.weights.assign(host.weights.begin() + t * c.top_k,
+                            host.weights.begin() + (t + 1) * c.top_k);
+      DeviceLayer alone(one, single, false, false);
+      alone.use_split();
+      alone.enqueue(nullptr);
+      const auto row = alone.result();
+      EXPECT_EQ(std::memcmp(row.data(), all.data() + t * c.hidden, row.size() * 4), 0) << t;
+    }
   }
 }
 

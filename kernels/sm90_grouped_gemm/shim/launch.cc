@@ -46,16 +46,14 @@ const Instance* find_panel_instance(const Shape& shape) {
   return nullptr;
 }
 
-/// The instance that reads rows as they are given and is tuned so, if there is one for clusters.
-const Instance* find_instance(const Args& args, LaunchOptions options) {
+/// The instance that reads rows as they are given, with this cluster size if there is one.
+const Instance* find_instance(const Args& args, int32_t cluster) {
   if (in_panels(args.shape.format)) return find_panel_instance(args.shape);
   const bool gathers = args.shape.phase != Phase::down && args.row_index != nullptr;
-  const bool swapped = options.swapped && args.shape.format == Format::bf16;
   const Instance* found = nullptr;
   for (const Instance& candidate : instances_of(args.shape)) {
-    if (candidate.knobs.gathers() != gathers || candidate.knobs.swapped != swapped) continue;
-    if (found == nullptr || candidate.knobs.cluster == (options.cluster ? 2 : 1))
-      found = &candidate;
+    if (candidate.knobs.gathers() != gathers) continue;
+    if (found == nullptr || candidate.knobs.cluster == cluster) found = &candidate;
   }
   return found;
 }
@@ -106,12 +104,12 @@ const char* refusal(const Shape& shape) {
   return nullptr;
 }
 
-cudaError_t Launch::make(const Args& args, int num_sms, LaunchOptions options, Launch* launch) {
+cudaError_t Launch::make(const Args& args, int num_sms, bool cluster, Launch* launch) {
   if (refusal(args.shape) != nullptr || args.row_bytes % 16 != 0 || args.out_row_bytes % 16 != 0 ||
       num_sms < 2) {
     return cudaErrorInvalidValue;
   }
-  const Instance* instance = find_instance(args, options);
+  const Instance* instance = find_instance(args, cluster ? 2 : 1);
   if (instance == nullptr) return cudaErrorNotSupported;
   auto prepared = std::make_unique<Prepared>();
   prepared->instance = *instance;

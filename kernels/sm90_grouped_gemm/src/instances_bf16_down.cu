@@ -6,7 +6,6 @@ std::span<const Instance> bf16_down_instances() {
   static const Instance table[] = {
       instance<Knobs{.format = Format::bf16, .phase = Phase::down, .cluster = 1}>(),
       instance<Knobs{.format = Format::bf16, .phase = Phase::down, .cluster = 2}>(),
-      instance<Knobs{.format = Format::bf16, .phase = Phase::down, .swapped = true}>(),
   };
   return table;
 }

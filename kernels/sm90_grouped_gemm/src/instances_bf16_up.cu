@@ -5,7 +5,6 @@ namespace moekit::kernels::sm90_grouped_gemm {
 std::span<const Instance> bf16_up_instances() {
   static const Instance table[] = {
       instance<Knobs{.format = Format::bf16, .phase = Phase::up, .cluster = 1}>(),
-      instance<Knobs{.format = Format::bf16, .phase = Phase::up, .swapped = true}>(),
   };
   return table;
 }

@@ -4,7 +4,6 @@
 #include "kernels/sm90_grouped_gemm/src/epilogue.cuh"
 #include "kernels/sm90_grouped_gemm/src/instances.h"
 #include "kernels/sm90_grouped_gemm/src/producer.cuh"
-#include "kernels/sm90_grouped_gemm/src/swapped.cuh"
 
 namespace moekit::kernels::sm90_grouped_gemm {
 
@@ -82,10 +81,6 @@ __device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shar
   while (walk.take(task)) {
     if (task.num_rows == 0) {
       skip_task<K>(shared, ring, steps, lane);
-    } else if constexpr (K.swapped) {
-      consume_swapped_task<K>(
-          args, task, group, warp, lane, shared.out[group * 4 + warp],
-          [&](auto& sums) { multiply_bf16_swapped<K>(shared, ring, steps, group, lane, sums); });
     } else if (task.num_rows > 64) {
       consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
     } else {

@@ -15,9 +15,6 @@ struct Knobs {
 
   bool gather = true;  ///< rows found through row_index by the loads; `down` never gathers
 
-  /// Weights as the first operand: swapped.cuh. Weights in panels always are.
-  bool swapped = false;
-
   constexpr bool gathers() const { return gather && phase != Phase::down; }
   constexpr bool gated() const { return phase == Phase::gate_up; }
   /// Of rows; weights in panels have fewer.

@@ -36,37 +36,6 @@ struct SwappedBlock {
                        : (task.n_block * kConsumerGroups + group) * 2 + i) {}
 };
 
-/// multiply_bf16() with operands swapped.
-template <Knobs K, int kRows>
-__device__ __forceinline__ void multiply_bf16_swapped(SharedStorage<K>& shared, RingPosition& ring,
-                                                      int32_t steps, int group, int lane,
-                                                      SwappedSums<kRows>& sums) {
-  uint32_t previous = K.stages;
-  for (int32_t step = 0; step < steps; ++step) {
-    acquire_stage<K>(shared, ring);
-    uint64_t a =
-        wgmma_descriptor(shared_address(shared.weights[ring.stage]) + group * 128 * kTileRowBytes);
-    uint64_t b = wgmma_descriptor(shared_address(shared.rows[ring.stage]));
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_bf16(sums.v[0], a, b);
-      wgmma_bf16(sums.v[1], a + (64 * kTileRowBytes >> 4), b);
-      a += kDescriptorStepK;
-      b += kDescriptorStepK;
-    }
-    wgmma_commit();
-    if (previous < K.stages) {
-      wgmma_wait<1>();
-      release_stage<K>(shared, previous, lane);
-    }
-    previous = ring.stage;
-    ring.advance<K.stages>();
-  }
-  wgmma_wait<0>();
-  release_stage<K>(shared, previous, lane);
-}
-
 /// Writes a warp's 16 columns from `column` on: v[i] is column (i & 2 ? 8 : 0) + lane / 4, row
 /// i / 4 * 8 + lane % 4 * 2 + i % 2. Rows leave as 32 bytes each.
 template <int kRows>

@@ -151,9 +151,8 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
     down.row_scales = up.out_scales;
     down.row_scale_stride = up.out_scale_stride;
   }
-  const gemm::LaunchOptions options{spec.cluster, spec.swapped};
-  check_cuda(gemm::Launch::make(up, spec.num_sms, options, &gate_up_), "sm90 gate_up");
-  check_cuda(gemm::Launch::make(down, spec.num_sms, options, &down_), "sm90 down");
+  check_cuda(gemm::Launch::make(up, spec.num_sms, spec.cluster, &gate_up_), "sm90 gate_up");
+  check_cuda(gemm::Launch::make(down, spec.num_sms, spec.cluster, &down_), "sm90 down");
 }
 
 void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,

@@ -23,7 +23,6 @@ struct SplitLayerSpec {
   int64_t max_tokens = 0;
   int num_sms = 0;
   bool cluster = false;  ///< share weight tiles between two blocks: a knob, never changes bits
-  bool swapped = false;  ///< bf16: weights as the first operand of the products. A knob
   bool overlap = true;   ///< programmatic dependent launches: likewise
   /// Rows gathered by the GEMM's loads; else copied in sorted order first, which costs a pass over
   /// them and lets TMA load them. A knob.
