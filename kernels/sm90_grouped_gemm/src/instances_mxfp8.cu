@@ -4,8 +4,8 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 std::span<const Instance> mxfp8_instances() {
   static const Instance table[] = {
-      panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::gate_up, .stages = 6}>(),
-      panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::down, .stages = 6}>(),
+      panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::gate_up, .stages = 3}>(),
+      panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::down, .stages = 3}>(),
   };
   return table;
 }

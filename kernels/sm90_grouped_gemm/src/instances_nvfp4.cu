@@ -4,8 +4,8 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 std::span<const Instance> nvfp4_instances() {
   static const Instance table[] = {
-      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::gate_up, .stages = 8}>(),
-      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::down, .stages = 8}>(),
+      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::gate_up, .stages = 4}>(),
+      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::down, .stages = 4}>(),
   };
   return table;
 }

@@ -10,23 +10,29 @@ namespace moekit::kernels::sm90_grouped_gemm {
 template <Knobs K>
 using GroupWords = StripWords<K.format>[2];
 
-/// Waits for a stage and fetches the group's words of it.
+/// Waits for a stage.
 template <Knobs K>
-__device__ __forceinline__ void fetch_words(PanelStorage<K>& shared, const RingPosition& ring,
-                                            int group, int warp, int lane, GroupWords<K>& words) {
+__device__ __forceinline__ void acquire_panels(PanelStorage<K>& shared, const RingPosition& ring) {
   barrier_wait(&shared.full[ring.stage], ring.parity);
   fence_async_proxy();  // rows were written by ordinary copies
+}
+
+/// A warp's words of block `block` of a stage.
+template <Knobs K>
+__device__ __forceinline__ void fetch_words(const PanelStorage<K>& shared, uint32_t stage,
+                                            int block, int group, int warp, int lane,
+                                            GroupWords<K>& words) {
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
-    const uint8_t* block =
-        shared.weights[ring.stage] + (group * 2 + m) * PanelStorage<K>::kBlockBytes;
-    words[m].load(block, warp, lane,
+    const uint8_t* from = shared.weights[stage] +
+                          ((group * 2 + m) * kStageBlocks + block) * PanelStorage<K>::kBlockBytes;
+    words[m].load(from, warp, lane,
                   [](const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); });
   }
 }
 
-/// The first operands of a step: of two blocks and four times 16 columns.
-struct StepOperands {
+/// The first operands of a block: of two tiles and four times 16 columns.
+struct BlockOperands {
   uint32_t v[2][4][4];
 
   template <typename Words>
@@ -44,20 +50,23 @@ struct StepOperands {
   }
 };
 
-/// While the products of a step run, the next step's weights are expanded and those of the one
+/// While the products of a block run, the next block's weights are expanded and those of the one
 /// after it fetched.
 template <Knobs K, int kRows>
 __device__ __forceinline__ void multiply_panels(PanelStorage<K>& shared, RingPosition& ring,
-                                                int32_t steps, int group, int warp, int lane,
+                                                int32_t blocks, int group, int warp, int lane,
                                                 SwappedSums<kRows>& sums) {
+  static_assert(kStageBlocks == 2);  // even blocks begin a stage, odd ones end it
   RingPosition ahead = ring;
   GroupWords<K> words;
-  auto fetch = [&] {
-    fetch_words<K>(shared, ahead, group, warp, lane, words);
-    ahead.template advance<K.stages>();
+  auto fetch = [&](int odd) {
+    if (odd == 0) acquire_panels<K>(shared, ahead);
+    fetch_words<K>(shared, ahead.stage, odd, group, warp, lane, words);
+    if (odd == 1) ahead.template advance<K.stages>();
   };
-  auto multiply = [&](const StepOperands& a, StepOperands& next, int32_t step) {
-    uint64_t b = wgmma_descriptor(shared_address(shared.rows[ring.stage]));
+  auto multiply = [&](const BlockOperands& a, BlockOperands& next, int32_t block, int odd) {
+    uint64_t b = wgmma_descriptor(shared_address(shared.rows[ring.stage]) +
+                                  odd * PanelStorage<K>::kRowsBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -66,22 +75,24 @@ __device__ __forceinline__ void multiply_panels(PanelStorage<K>& shared, RingPos
       b += kDescriptorStepK;
     }
     wgmma_commit();
-    if (step + 1 < steps) {
+    if (block + 1 < blocks) {
       next.expand(words);
       next.pin();
-      if (step + 2 < steps) fetch();
+      if (block + 2 < blocks) fetch(odd);
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(&shared.empty[ring.stage]);
-    ring.advance<K.stages>();
+    if (odd == 1 || block + 1 == blocks) {
+      if (lane == 0) barrier_arrive(&shared.empty[ring.stage]);
+      ring.advance<K.stages>();
+    }
   };
-  StepOperands a[2];
-  fetch();
+  BlockOperands a[2];
+  fetch(0);
   a[0].expand(words);
-  if (steps > 1) fetch();
-  for (int32_t step = 0; step < steps; step += 2) {
-    multiply(a[0], a[1], step);
-    if (step + 1 < steps) multiply(a[1], a[0], step + 1);
+  if (blocks > 1) fetch(1);
+  for (int32_t block = 0; block < blocks; block += 2) {
+    multiply(a[0], a[1], block, 0);
+    if (block + 1 < blocks) multiply(a[1], a[0], block + 1, 1);
   }
 }
 
@@ -89,7 +100,7 @@ template <Knobs K>
 __device__ __forceinline__ void consume_panels(const Args& args, PanelStorage<K>& shared, int group,
                                                int thread) {
   const int lane = thread % 32, warp = thread / 32;
-  const int32_t steps = panel_steps(args.shape.depth);
+  const int32_t blocks = panel_steps(args.shape.depth);
   uint8_t* staging = shared.out[group * 4 + warp];
   RingPosition ring;
   TaskWalk walk(args);
@@ -97,7 +108,7 @@ __device__ __forceinline__ void consume_panels(const Args& args, PanelStorage<K>
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;
     consume_swapped_task<K>(args, task, group, warp, lane, staging, [&](auto& sums) {
-      multiply_panels<K>(shared, ring, steps, group, warp, lane, sums);
+      multiply_panels<K>(shared, ring, blocks, group, warp, lane, sums);
     });
   }
 }
