@@ -101,7 +101,7 @@ MOEKIT_HOST_DEVICE constexpr uint32_t place_code4(int32_t pair, int32_t odd, uin
   switch (pair) {
     case 0: return base;
     case 1: return base << 4 | base >> 28;
-    case 2: return base << 10 | base >> 22;
+    case 2: return base >> 6;
     default: return (base & 0x01000100u) << 6 | (base & 0x80c080c0u) >> 2;
   }
 }
@@ -119,7 +119,7 @@ MOEKIT_HOST_DEVICE constexpr uint32_t expand_code4(int32_t pair, uint32_t word) 
   switch (pair) {
     case 0: return word & kMask;
     case 1: return (word >> 4 | word << 28) & kMask;
-    case 2: return (word >> 10 | word << 22) & kMask;
+    case 2: return word << 6 & kMask;
     default: return (word >> 6 & 0x01000100u) | (word << 2 & 0x80c080c0u);
   }
 }
