@@ -51,7 +51,7 @@ struct Stored {
     const int64_t stored_rows = s.first + rows * s.step;
     const int64_t group = format == WeightFormat::nvfp4 ? 16 : 32;
     // Codes: blank ones are 6 and 448.
-    const int64_t bytes = bytes_of(s.unit);
+    const int64_t bytes = std::max(8, bits_of(s.unit)) / 8;
     const int64_t us = s.axis == PackAxis::rows ? ceil_div(stored_rows, s.pack) : stored_rows;
     const int64_t vs = s.axis == PackAxis::cols ? ceil_div(cols, s.pack) : cols;
     m.codes = {nullptr, s.unit, s.axis, PackOrder::sequential, s.pack, 0, 0};
@@ -236,9 +236,10 @@ TEST(PanelPack, LargeScalesShareAPowerOfTwo) {
 std::string spread(WeightFormat format, uint32_t small, uint32_t code) {
   const Stored s(
       format, 32, 64,
-      [&](int64_t n, int64_t k) { return n == 0 && k == 40 ? code
-                                         : n == 1          ? 1u
-                                                           : 0u; },
+      [&](int64_t n, int64_t k) {
+        if (n == 0) return k == 40 ? code : 0u;
+        return n == 1 ? 1u : 0u;
+      },
       [&](int64_t n, int64_t g) { return n == 0 && g == 1 ? small : 254u; });
   const std::string text = refusal(s.m);
   if (text.empty()) expect_codecs_values(s.m, pack(s.m));
