@@ -38,10 +38,28 @@ bool reads_bf16_rows(const Problem& problem) {
           problem.wire != Wire::f32);
 }
 
-/// What a call of `tokens` may ask of kernels with these limits.
-bool fits(const Limits& limits, const MoeConfig& config, int64_t tokens) {
+/// Shared memory of a block of decode, for calls of `tokens`.
+int64_t decode_bytes(const MoeConfig& config, int64_t tokens) {
+  const WeightFormat weights = config.gate_up_weights.format;
+  const int64_t width = config.routed_width();
+  const auto operand = cuda::operand_format(weights);
+  if (!operand || !kernels::in_panels(*operand)) {
+    return kernels::kDecodeStaticBytes +
+           kernels::decode_shared_bytes(tokens, width, weights == WeightFormat::fp8_block ? 1 : 2);
+  }
+  // Beyond any block long before it leaves 32 bits.
+  const auto columns = static_cast<int32_t>(std::min<int64_t>(width, 1 << 24));
+  return kernels::kDecodeStaticBytes +
+         kernels::decode_panel_shared_bytes(*operand, tokens, columns,
+                                            kernels::decode_panel_stages(*operand, false));
+}
+
+/// What a call of `tokens` may ask of decode on Hopper.
+bool decode_fits(const MoeConfig& config, int64_t tokens) {
+  const Limits& limits = kernels::kDecodeLimits;
   return tokens <= limits.max_tokens && tokens * config.top_k <= limits.max_slots &&
-         tokens * config.routed_width() <= limits.max_elements;
+         tokens * config.routed_width() <= limits.max_elements &&
+         decode_bytes(config, tokens) <= kernels::block_shared_bytes(9, 0);
 }
 
 /// Whether the matrix kernels that read such weights read such rows.
@@ -136,10 +154,7 @@ void CudaExperts::require_sizes(const Problem& problem, Support& s) const {
   if (kernels_ != ExpertKernels::decode || !problem.gpu.arch) return;
   const device::Arch& arch = *problem.gpu.arch;
   const int64_t has = kernels::block_shared_bytes(arch.major, arch.minor);
-  const int64_t needs =
-      kernels::kDecodeStaticBytes +
-      kernels::decode_shared_bytes(tokens, c.routed_width(),
-                                   c.gate_up_weights.format == WeightFormat::fp8_block ? 1 : 2);
+  const int64_t needs = decode_bytes(c, tokens);
   s.require(needs <= has, ReasonCode::shape,
             "{} tokens need {} bytes of shared memory, a block on {} has {}", tokens, needs,
             to_string(arch), has);
@@ -266,7 +281,7 @@ std::vector<Knobs> CudaExperts::candidates(const Problem& problem, int64_t num_t
   if (kernels_ == ExpertKernels::reference) return {"reference"};
   if (kernels_ == ExpertKernels::decode) return {Knobs(device::kDecodeChain)};
   const bool few = !problem.batch_invariant && reads_bf16_rows(problem) &&
-                   fits(kernels::kDecodeLimits, problem.config, num_tokens);
+                   decode_fits(problem.config, num_tokens);
   if (few) return {Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
   return {Knobs(device::kSplitChain)};
 }

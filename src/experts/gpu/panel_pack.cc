@@ -175,15 +175,41 @@ class Packer {
   /// storage that is not dense by rows is most often so by columns.
   void copy_strip(int64_t first, int rows, int64_t row_bytes) {
     std::fill(copied_.begin(), copied_.end(), uint8_t{0});
+    const CodeGrid& g = m_.codes;
+    if (std::max(8, bits_of(g.unit)) == 8) return copy_bytes(first, rows, row_bytes);
     for (int64_t k = 0; k < m_.cols; ++k) {
       for (int r = 0; r < rows; ++r) {
-        const uint32_t code = quant::code_at(m_, first + r, k);
-        uint8_t* row = copied_.data() + r * row_bytes;
-        if (kBits == 4) {
-          row[k / 2] = static_cast<uint8_t>(row[k / 2] | (code & 15) << (k % 2 * 4));
-        } else {
-          row[k] = static_cast<uint8_t>(code);
-        }
+        put_code(copied_.data() + r * row_bytes, k, quant::code_at(m_, first + r, k));
+      }
+    }
+  }
+
+  static void put_code(uint8_t* row, int64_t k, uint32_t code) {
+    if constexpr (kBits == 4) {
+      row[k / 2] = static_cast<uint8_t>(row[k / 2] | (code & 15) << (k % 2 * 4));
+    } else {
+      row[k] = static_cast<uint8_t>(code);
+    }
+  }
+
+  /// Of units of a byte: one code, or two along either axis.
+  void copy_bytes(int64_t first, int rows, int64_t row_bytes) {
+    const CodeGrid& g = m_.codes;
+    const std::byte* from[kernels::kStripRows];
+    int row_shift[kernels::kStripRows];
+    for (int r = 0; r < rows; ++r) {
+      const int64_t p = m_.row_first + m_.row_step * (first + r);
+      const bool shared = g.pack_axis == PackAxis::rows;
+      from[r] = g.data + (shared ? p / g.pack : p) * g.row_stride;
+      row_shift[r] = shared ? static_cast<int>(p % g.pack) * kBits : 0;
+    }
+    const bool shared = g.pack_axis == PackAxis::cols;
+    for (int64_t k = 0; k < m_.cols; ++k) {
+      const int64_t offset = (shared ? k / g.pack : k) * g.col_stride;
+      const int shift = shared ? static_cast<int>(k % g.pack) * kBits : 0;
+      for (int r = 0; r < rows; ++r) {
+        put_code(copied_.data() + r * row_bytes, k,
+                 static_cast<uint32_t>(from[r][offset]) >> (shift + row_shift[r]));
       }
     }
   }

@@ -247,6 +247,12 @@ TEST(CudaMembers, BucketsOfFewTokensTakeTheDecodeChain) {
   p.batch_invariant = true;
   EXPECT_EQ(first(1), device::kSplitChain);
   EXPECT_EQ(sm90_experts().candidates(p, 1).size(), 1u);
+  // Rings of panels leave less shared memory to the rows.
+  for (const auto& [weights, most] : {std::pair{"bf16", 8}, {"mxfp4", 6}, {"mxfp8", 5}}) {
+    p = problem_of(std::string("E=16,k=4,H=12288,I=256,tokens=512,weights=") + weights);
+    EXPECT_EQ(first(most), device::kDecodeChain) << weights;
+    EXPECT_EQ(first(most + 1), device::kSplitChain) << weights;
+  }
 }
 
 TEST(CudaMembers, TextsNameFiguresAndWhatToDo) {
