@@ -2,6 +2,8 @@
 // CPU's reference, and tensors on the device against tensors on the host.
 #include <algorithm>
 #include <cstdlib>
+#include <string>
+#include <utility>
 
 #include "moekit/layer.h"
 #include "problem/error_bound.h"
@@ -75,8 +77,14 @@ TEST_F(PluginTest, MembersHaveTheReferencesValues) {
 TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
   MOEKIT_NEEDS_GPU(80);
   const int64_t tokens = 5, hidden = 128, top_k = 2;
-  const LayerSource source = test::make_layer("E=8,k=2,H=128,I=96,tokens=8");
-  for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+  for (const auto& [backend, format] : {std::pair{"sm90", "bf16"},
+                                        {"cuda_decode", "bf16"},
+                                        {"cuda_ref", "bf16"},
+                                        {"sm90", "mxfp4"},
+                                        {"cuda_decode", "nvfp4"},
+                                        {"sm90", "mxfp8"}}) {
+    const LayerSource source =
+        test::make_layer(std::string("E=8,k=2,H=128,I=96,tokens=8,weights=") + format);
     PlanOptions options = gpu_options(backend);
     options.max_tokens = 8;
     if (!explain_plan(source, options, 1, 8).chosen) continue;
@@ -105,7 +113,7 @@ TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
     const device::Stream stream;
     layer.run(args, stream.get());
     stream.synchronize();
-    EXPECT_EQ(out.get(), host) << backend;
+    EXPECT_EQ(out.get(), host) << backend << " " << format;
   }
 }
 
