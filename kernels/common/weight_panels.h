@@ -61,8 +61,10 @@ MOEKIT_HOST_DEVICE constexpr int32_t panel_tiles(int32_t rows) {
 MOEKIT_HOST_DEVICE constexpr int32_t panel_steps(int32_t depth) {
   return (depth + kPanelDepth - 1) / kPanelDepth;
 }
-constexpr int64_t panel_matrix_bytes(OperandFormat format, int32_t rows, int32_t depth) {
-  return int64_t{panel_tiles(rows)} * panel_steps(depth) * PanelFormat::of(format).block_bytes();
+constexpr int64_t panel_matrix_bytes(OperandFormat format, int64_t rows, int64_t depth) {
+  const int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
+  const int64_t steps = (depth + kPanelDepth - 1) / kPanelDepth;
+  return tiles * steps * PanelFormat::of(format).block_bytes();
 }
 
 /// Where the code of (row, column) of a block is: byte offset of its 32-bit word, which pair of the
@@ -139,11 +141,20 @@ MOEKIT_HOST_DEVICE constexpr uint8_t nan_scale(OperandFormat format) {
   return format == OperandFormat::nvfp4 ? 0xf9 : 0xff;
 }
 
-/// The scale byte of a power of two 2^(e8m0 - 127) divided by 2^shift; e8m0 below 255.
-/// Exact for e8m0 - shift in [-4, 128] (mxfp4) or [-4, 134] (mxfp8): zero below.
+/// The scale byte of a power of two 2^(e8m0 - 127) divided by 2^shift; e8m0 below 255. Products
+/// are exact for e8m0 - shift in [smallest_exponent(), largest_exponent()]; below, bf16 has no room
+/// for the smallest codes.
 MOEKIT_HOST_DEVICE constexpr int32_t scale_exponent(OperandFormat format, int32_t e8m0,
                                                     int32_t shift) {
   return e8m0 - shift + (format == OperandFormat::mxfp8 ? 120 : 126);
+}
+/// 0.5 * 2^(-5 - 127) and 2^-9 * 2^(3 - 127) are bf16's smallest subnormal, 2^-133.
+MOEKIT_HOST_DEVICE constexpr int32_t smallest_exponent(OperandFormat format) {
+  return format == OperandFormat::mxfp8 ? 3 : -5;
+}
+/// Byte 254 is the largest finite scale.
+MOEKIT_HOST_DEVICE constexpr int32_t largest_exponent(OperandFormat format) {
+  return format == OperandFormat::mxfp8 ? 134 : 128;
 }
 
 /// The scale byte of a positive e4m3 code below 0x7f: exponent + 10 in five bits, the subnormals

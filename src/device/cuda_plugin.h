@@ -92,7 +92,7 @@ class CudaPlugin {
 };
 
 /// Raised whenever something above changes.
-inline constexpr uint32_t kCudaPluginInterface = 1;
+inline constexpr uint32_t kCudaPluginInterface = 2;
 inline constexpr const char* kCudaPluginEntry = "moekit_cuda_plugin";
 /// The only symbol of the plug-in. Null where it was built for another interface or version
 /// (MOEKIT_VERSION) of moekit. Lives as long as the process.

@@ -2,6 +2,8 @@
 // CPU's reference, and tensors on the device against tensors on the host.
 #include <algorithm>
 #include <cstdlib>
+#include <string>
+#include <utility>
 
 #include "moekit/layer.h"
 #include "problem/error_bound.h"
@@ -37,6 +39,13 @@ TEST_F(PluginTest, MembersHaveTheReferencesValues) {
       "E=4,k=2,H=96,I=64,latent=32,tokens=8,act=relu2",
       "E=4,k=2,H=64,I=64,tokens=8,weights=nvfp4,activations=nvfp4",
       "E=4,k=2,H=96,I=64,tokens=8,weights=mxfp4",
+      "E=8,k=4,H=224,I=160,tokens=8,weights=mxfp4,act=swiglu_oai,bias=1",
+      "E=4,k=2,H=2880,I=160,tokens=8,weights=mxfp4,act=swiglu_oai,bias=1",
+      "E=6,k=2,H=256,I=384,tokens=8,weights=nvfp4",
+      "E=6,k=2,H=160,I=96,tokens=8,weights=nvfp4,act=relu2",
+      "E=6,k=3,H=96,I=352,tokens=8,weights=nvfp4,act=gelu_tanh@4,bias=down",
+      "E=6,k=2,H=256,I=384,tokens=8,weights=mxfp8",
+      "E=6,k=3,H=288,I=32,tokens=8,weights=mxfp8,bias=1",
       "E=4,k=2,H=64,I=64,tokens=8,weights=mxfp8_e5m2,activations=mxfp8",
       "E=4,k=2,H=64,I=48,tokens=8,weights=fp8_channel,activations=fp8_token",
       "E=4,k=2,H=64,I=48,tokens=8,weights=f32,activations=f32",
@@ -62,14 +71,20 @@ TEST_F(PluginTest, MembersHaveTheReferencesValues) {
       }
     }
   }
-  EXPECT_GT(ran, 40);
+  EXPECT_GT(ran, 80);
 }
 
 TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
   MOEKIT_NEEDS_GPU(80);
   const int64_t tokens = 5, hidden = 128, top_k = 2;
-  const LayerSource source = test::make_layer("E=8,k=2,H=128,I=96,tokens=8");
-  for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+  for (const auto& [backend, format] : {std::pair{"sm90", "bf16"},
+                                        {"cuda_decode", "bf16"},
+                                        {"cuda_ref", "bf16"},
+                                        {"sm90", "mxfp4"},
+                                        {"cuda_decode", "nvfp4"},
+                                        {"sm90", "mxfp8"}}) {
+    const LayerSource source =
+        test::make_layer(std::string("E=8,k=2,H=128,I=96,tokens=8,weights=") + format);
     PlanOptions options = gpu_options(backend);
     options.max_tokens = 8;
     if (!explain_plan(source, options, 1, 8).chosen) continue;
@@ -98,7 +113,7 @@ TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
     const device::Stream stream;
     layer.run(args, stream.get());
     stream.synchronize();
-    EXPECT_EQ(out.get(), host) << backend;
+    EXPECT_EQ(out.get(), host) << backend << " " << format;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "quant/row_codec.h"
 #include "quant/stored_codec.h"
 #include "tensor/float_formats.h"
+#include "tests/support/panel_values.h"
 
 namespace moekit::experts::cuda {
 namespace {
@@ -30,7 +31,7 @@ class Experts final : public device::DeviceExperts {
  public:
   explicit Experts(const device::ExpertsSpec& spec)
       : spec_(spec),
-        image_(spec.config),
+        image_(spec.config, spec.kernels),
         images_(static_cast<size_t>(spec.num_experts * image_.bytes)) {
     state.kernels = static_cast<int32_t>(spec.kernels);
   }
@@ -81,20 +82,40 @@ class Experts final : public device::DeviceExperts {
 
   static std::vector<float> product(const std::byte* at, const ImageMatrix& m, ScaleSense sense,
                                     const std::vector<float>& x) {
-    quant::EncodedLayout layout = m.layout;
-    layout.scales_offset = m.scales.offset - m.codes.offset;
-    StoredMatrix stored = layout.view(at + m.codes.offset);
-    stored.global_sense = sense;
-    std::memcpy(&stored.global, at + m.global.offset, sizeof(float));
-    std::vector<float> y(static_cast<size_t>(stored.rows)), w(x.size());
-    for (int64_t n = 0; n < stored.rows; ++n) {
-      quant::decode_weights(stored, n, 0, stored.cols, w.data());
+    float global;
+    std::memcpy(&global, at + m.global.offset, sizeof(global));
+    std::vector<float> y(static_cast<size_t>(m.layout.rows)), w(x.size());
+    for (int64_t n = 0; n < m.layout.rows; ++n) {
+      if (m.panels) {
+        expand_row(at + m.codes.offset, m, n, global, w);
+      } else {
+        decode_row(at, m, n, global, sense, w);
+      }
       double sum = 0.0;
       if (m.bias.bytes > 0) sum = reinterpret_cast<const float*>(at + m.bias.offset)[n];
       for (size_t k = 0; k < x.size(); ++k) sum += double{w[k]} * x[k];
       y[n] = static_cast<float>(sum);
     }
     return y;
+  }
+
+  static void decode_row(const std::byte* at, const ImageMatrix& m, int64_t n, float global,
+                         ScaleSense sense, std::vector<float>& w) {
+    quant::EncodedLayout layout = m.layout;
+    layout.scales_offset = m.scales.offset - m.codes.offset;
+    StoredMatrix stored = layout.view(at + m.codes.offset);
+    stored.global_sense = sense;
+    stored.global = global;
+    quant::decode_weights(stored, n, 0, stored.cols, w.data());
+  }
+
+  /// As the matrix kernels read panels; a multiplier is applied to weights instead of sums.
+  static void expand_row(const std::byte* panels, const ImageMatrix& m, int64_t n, float multiplier,
+                         std::vector<float>& w) {
+    const int64_t columns = m.layout.cols;
+    for (int64_t k = 0; k < columns; ++k) {
+      w[k] = test::panel_value(*m.panels, panels, columns, n, k).as_bf16() * multiplier;
+    }
   }
 
   device::ExpertsSpec spec_;

@@ -33,14 +33,14 @@ needs_fake = pytest.mark.skipif(not FAKE.exists(), reason="the tests' fake plug-
 
 @pytest.mark.parametrize("arch", ["90a", "100a", "120a"])
 def test_every_member_gives_its_reasons_without_a_gpu(no_plugin, arch):
-    done, report, experts = explain(no_plugin, "--arch", arch, problem=BF16 + ",weights=nvfp4")
+    done, report, experts = explain(no_plugin, "--arch", arch, problem=BF16 + ",weights=nvfp4,activations=nvfp4")
     assert done.returncode == 3 and report["chosen"] is None
     for name in MEMBERS:
         reasons = experts[name]["reasons"]
         assert not experts[name]["supported"]
         assert any("plug-in does not load" in r for r in reasons), reasons
     sm90 = " | ".join(experts["sm90"]["reasons"])
-    assert "nvfp4 weights with bf16 activations" in sm90
+    assert "takes nvfp4 weights with bf16 activations (--activations bf16); this layer has nvfp4 weights with nvfp4" in sm90
     assert ("made for 90a" in sm90) == (arch != "90a")
     assert "at most 8 fit" in " | ".join(experts["cuda_decode"]["reasons"])
     assert len(experts["cuda_ref"]["reasons"]) == 1
@@ -66,7 +66,12 @@ def test_explain_chooses_by_arch_format_and_tokens():
     for arch, problem, chosen in [
         ("90a", BF16, "sm90"),
         ("90a", BF16 + ",weights=fp8_block,activations=fp8_block", "sm90"),
-        ("90a", BF16 + ",weights=mxfp4", "cuda_ref"),
+        ("90a", BF16 + ",weights=mxfp4", "sm90"),
+        ("90a", BF16 + ",weights=nvfp4", "sm90"),
+        ("90a", BF16 + ",weights=mxfp8", "sm90"),
+        ("90a", BF16 + ",weights=mxfp8,activations=mxfp8", "cuda_ref"),
+        ("90a", BF16 + ",weights=mxfp8_e5m2", "cuda_ref"),
+        ("100a", "E=16,k=4,H=128,I=256,tokens=8,weights=mxfp4", "cuda_decode"),
         ("100a", BF16, "cuda_ref"),
         ("100a", "E=16,k=4,H=128,I=256,tokens=8", "cuda_decode"),
         ("120a", BF16, "cuda_ref"),
@@ -82,6 +87,27 @@ def test_explain_chooses_by_arch_format_and_tokens():
     assert [b["knobs"] for b in report["plan"]["buckets"]] == ["chain=decode", "chain=decode", "chain=split"]
     _, report, _ = explain(FAKE, "--arch", "90a", "--batch-invariant")
     assert {b["knobs"] for b in report["plan"]["buckets"]} == {"chain=split"}
+
+
+@needs_fake
+@pytest.mark.parametrize("name", ["gptoss-mxfp4", "gptoss-ct-nvfp4a16", "gptoss-modelopt-nvfp4", "mixtral-ct-nvfp4",
+                                  "deepseekv3-modelopt-nvfp4", "nemotronh-ct-nvfp4", "qwen3moe-ct-mxfp4",
+                                  "qwen3moe-ct-mxfp8", "qwen3moe-modelopt-mxfp8", "qwen3moe-ct-nvfp4"])
+def test_checkpoints_of_four_and_eight_bits_are_sm90s(name):
+    env = dict(os.environ, MOEKIT_CUDA_PLUGIN=str(FAKE))
+    flags = ["--model", FIXTURES / name, "--device", "cuda", "--activations", "bf16"]
+    done = moekit("explain", *flags, "--arch", "90a", "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    for report in map(json.loads, done.stdout.splitlines()):
+        assert report["chosen"]["backend"] == "sm90"
+        assert report["plan"]["weight_layout"] == "cuda_panels"
+        experts = {c["name"]: c for c in report["candidates"] if c["kind"] == "experts"}
+        assert "panels" in experts["sm90"]["note"]
+    done = moekit("check", *flags, "--random", 5, "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    for line in map(json.loads, done.stdout.splitlines()):
+        if line["backend"] in ("sm90", "cuda_decode"):
+            assert line["supported"] and line["passed"], line
 
 
 @needs_fake

@@ -46,8 +46,10 @@ rows::RowType type_of(device::RowType type) {
 SplitLayerSpec layer_spec(const ExpertsSpec& spec, int64_t max_tokens, int num_sms) {
   const MoeConfig& c = spec.config;
   SplitLayerSpec s;
-  s.format = c.gate_up_weights.format == WeightFormat::bf16 ? kernels::OperandFormat::bf16
-                                                            : kernels::OperandFormat::fp8_block;
+  const auto format = operand_format(c.gate_up_weights.format);
+  MOEKIT_CHECK_AS(ErrorCode::internal, format.has_value(), "no matrix kernel reads {} weights",
+                  to_string(c.gate_up_weights.format));
+  s.format = *format;
   s.num_experts = static_cast<int32_t>(spec.num_experts);
   s.top_k = static_cast<int32_t>(c.top_k);
   s.hidden = static_cast<int32_t>(c.routed_width());
@@ -197,13 +199,12 @@ class Workspace final : public device::ExpertsWorkspace {
 
 class Experts final : public device::DeviceExperts {
  public:
-  explicit Experts(const ExpertsSpec& spec) : spec_(spec), image_(spec.config) {
+  explicit Experts(const ExpertsSpec& spec) : spec_(spec), image_(spec.config, spec.kernels) {
     const OnDevice on(spec.device);
     images_ = DeviceBuffer(checked_mul(spec.num_experts, image_.bytes, "packed experts"));
-    const ImageMatrix* matrices[] = {&image_.gate, &image_.up, &image_.down};
     for (int i = 0; i < 3; ++i) {
-      biases_[i] = DeviceBuffer(spec.num_experts * matrices[i]->bias.bytes);
-      globals_[i] = DeviceBuffer(spec.num_experts * matrices[i]->global.bytes);
+      biases_[i] = DeviceBuffer(spec.num_experts * matrix_of(i).bias.bytes);
+      globals_[i] = DeviceBuffer(spec.num_experts * matrix_of(i).global.bytes);
     }
   }
 
@@ -214,13 +215,12 @@ class Experts final : public device::DeviceExperts {
                "copy of an expert to the device");
   }
 
-  /// Biases and globals of all experts side by side, as kernels want them.
+  /// Biases and globals (multipliers in panels) of all experts side by side, as kernels want them.
   void finish() override {
     const OnDevice on(spec_.device);
-    const ImageMatrix* matrices[] = {&image_.gate, &image_.up, &image_.down};
     for (int i = 0; i < 3; ++i) {
-      gather(matrices[i]->bias, biases_[i]);
-      gather(matrices[i]->global, globals_[i]);
+      gather(matrix_of(i).bias, biases_[i]);
+      gather(matrix_of(i).global, globals_[i]);
     }
     check_cuda(cudaDeviceSynchronize(), "preparing weights");
   }
@@ -239,14 +239,26 @@ class Experts final : public device::DeviceExperts {
                "preparing weights");
   }
 
+  /// Gate, up, down.
+  const ImageMatrix& matrix_of(int i) const {
+    return i == 0 ? image_.gate : i == 1 ? image_.up : image_.down;
+  }
   std::byte* at(const Region& region) const { return images_.as<std::byte>() + region.offset; }
   const float* bias(int i) const { return biases_[i].as<float>(); }
 
-  kernels::WeightView view(const ImageMatrix& first, const ImageMatrix& second) const {
+  /// Of gate (1st) and up (2nd), or of one matrix alone.
+  kernels::WeightView view(int first_idx, int second_idx) const {
+    const ImageMatrix& first = matrix_of(first_idx);
+    const ImageMatrix& second = matrix_of(second_idx);
     kernels::WeightView v;
     v.base = at(first.codes);
     v.expert_bytes = image_.bytes;
     v.half_bytes = second.codes.offset - first.codes.offset;
+    if (first.panels) {
+      v.multipliers = globals_[first_idx].as<float>();
+      v.up_multipliers = globals_[second_idx].as<float>();
+      return v;
+    }
     v.row_bytes = first.layout.code_row_bytes;
     v.scales = reinterpret_cast<const float*>(at(first.scales));
     v.scale_expert = image_.bytes / 4;
@@ -257,8 +269,8 @@ class Experts final : public device::DeviceExperts {
   SplitLayerWeights matrices() const {
     const bool gated = spec_.config.activation.gated;
     SplitLayerWeights w;
-    w.gate_up = view(gated ? image_.gate : image_.up, image_.up);
-    w.down = view(image_.down, image_.down);
+    w.gate_up = view(gated ? 0 : 1, 1);
+    w.down = view(2, 2);
     w.gate_bias = gated ? bias(0) : nullptr;
     w.up_bias = bias(1);
     w.down_bias = bias(2);
@@ -286,8 +298,8 @@ class Experts final : public device::DeviceExperts {
 
   ExpertsSpec spec_;
   ExpertImage image_;
-  DeviceBuffer images_;  // one image an expert
-  DeviceBuffer biases_[3], globals_[3];
+  DeviceBuffer images_;                  // one image an expert
+  DeviceBuffer biases_[3], globals_[3];  // gate, up, down
 };
 
 class Plugin final : public device::CudaPlugin {
