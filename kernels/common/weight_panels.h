@@ -96,8 +96,9 @@ struct CodePlace {
 };
 
 /// The bits of a 4-bit code (e2m1: sign, two exponent bits, one mantissa bit) at its place in a
-/// word whose other codes are zero. Pairs 0 to 2 are bf16 (bits 15 and 8-6 of each half) rotated by
-/// 0, 4 and 10; pair 3 has the places that are left: bit 8 moved up by 6, the others down by 2.
+/// word whose other codes are zero. Pairs 0 to 2 are bf16 (bits 15 and 8-6 of each half) where they
+/// belong, rotated up by 4, and moved down by 6; pair 3 has the places that are left: bit 8 moved
+/// up by 6, the others down by 2.
 MOEKIT_HOST_DEVICE constexpr uint32_t place_code4(int32_t pair, int32_t odd, uint32_t code) {
   const uint32_t base = ((code >> 3 & 1) << 15 | (code & 7) << 6) << (16 * odd);
   switch (pair) {
