@@ -183,8 +183,13 @@ constexpr const char* kTimedOnGpu =
     "routed experts, from (hidden, ids, weights) to bf16 rows in device memory; router, shared "
     "experts and latent projections run on the CPU and are not timed";
 
+constexpr const char* kReadProbe =
+    "8 GiB, or half of the free memory, read by a kernel: the best of four grids and of the points "
+    "so far";
+
 OrderedJson to_json(const GpuTiming& gpu) {
   return {{"timed", kTimedOnGpu},
+          {"read_probe", kReadProbe},
           {"knobs", gpu.knobs},
           {"graph_calls", gpu.calls},
           {"weight_copies", gpu.copies},

@@ -140,7 +140,7 @@ class Experts:
         hidden, ids, weights, has_holes = self.routings[call]
         flat = ids.reshape(-1)
         if has_holes:
-            flat = torch.where(flat < 0, self.experts, flat)
+            flat = flat.masked_fill(flat < 0, self.experts)
         experts, order = flat.sort(stable=True)
         numbers = torch.arange(self.experts, device=self.device)
         ends = torch.searchsorted(experts, numbers, right=True).to(torch.int32)
