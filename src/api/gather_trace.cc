@@ -71,7 +71,8 @@ void gather_trace(const Trace& trace, const CommunicatorHandle& ranks) {
       placed.event.begin_ns = std::max<int64_t>(0, placed.event.begin_ns + shift);
       placed.event.end_ns = std::max<int64_t>(placed.event.begin_ns, placed.event.end_ns + shift);
       const bool on_gpu = placed.thread == kGpu;
-      const trace::RankRings* rings = recorder.add_rank(placed.rank, placed.thread + 1, on_gpu);
+      const trace::RankRings* rings =
+          recorder.add_rank(placed.rank, std::max(1, placed.thread + 1), on_gpu);
       if (on_gpu) {
         rings->device->push(placed.event);
       } else {
