@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "device/cuda_plugin.h"
+#include "device/gpu_tools.h"
 #include "experts/gpu/expert_image.h"
 #include "experts/ref/activation.h"
 #include "moekit/version.h"
@@ -20,7 +21,7 @@
 namespace moekit::experts::cuda {
 namespace {
 
-moekit_fake_cuda state{1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, ""};
+moekit_fake_cuda state{1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, "", 0, 0, 0, 0, 0.0};
 
 float load(device::RowType type, const std::byte* row, int64_t i) {
   if (type == device::RowType::f32) return reinterpret_cast<const float*>(row)[i];
@@ -57,6 +58,7 @@ class Experts final : public device::DeviceExperts {
         for (int64_t i = 0; i < width; ++i) sum[i] += call.weights[t * c.top_k + j] * y[i];
       }
       for (int64_t i = 0; i < width; ++i) {
+        sum[i] += static_cast<float>(state.off_by);
         if (call.out_type == device::RowType::f32) {
           static_cast<float*>(call.out)[t * width + i] = sum[i];
         } else {
@@ -142,11 +144,65 @@ class Workspace final : public device::ExpertsWorkspace {
       fail(ErrorCode::cuda, "the fake GPU fell off the bus");
     }
     experts_.run(call);
+    if (call.spans != nullptr) tell_steps(*call.spans);
   }
 
  private:
+  /// Ten nanoseconds a step: less than the call that they are part of.
+  static void tell_steps(std::vector<device::DeviceSpan>& spans) {
+    using enum trace::Stage;
+    spans.clear();
+    double at = 0.0;
+    for (const trace::Stage stage : {upload, index, gemm1, quantize, gemm2, sum, download}) {
+      spans.push_back({stage, at, at + 0.01});
+      at += 0.01;
+    }
+  }
+
   const Experts& experts_;
   device::ExpertsSpec spec_;
+};
+
+class Memory final : public device::DeviceMemory {
+ public:
+  explicit Memory(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {}
+  void* data() const override { return const_cast<std::byte*>(bytes_.data()); }
+  void upload(const void* host, int64_t bytes) override {
+    MOEKIT_CHECK(bytes <= static_cast<int64_t>(bytes_.size()), "upload of too many bytes");
+    std::memcpy(bytes_.data(), host, static_cast<size_t>(bytes));
+  }
+  void download(void* host, int64_t bytes) const override {
+    MOEKIT_CHECK(bytes <= static_cast<int64_t>(bytes_.size()), "download of too many bytes");
+    std::memcpy(host, bytes_.data(), static_cast<size_t>(bytes));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Times that nothing measures: launch i takes 1000 + i us, memory gives 1000 GB/s.
+class Tools final : public device::GpuTools {
+ public:
+  std::unique_ptr<device::DeviceMemory> allocate(int, int64_t bytes) const override {
+    ++state.allocations;
+    return std::make_unique<Memory>(bytes);
+  }
+  int64_t free_bytes(int) const override {
+    return state.free_bytes > 0 ? state.free_bytes : int64_t{1} << 30;
+  }
+  int64_t l2_bytes(int) const override { return int64_t{1} << 16; }
+  std::vector<double> time_graph(int, device::Replays replays,
+                                 FunctionRef<void(void* stream)> enqueue) const override {
+    ++state.graphs;
+    enqueue(&state);
+    std::vector<double> times;
+    for (int i = replays.timed - 1; i >= 0; --i) times.push_back(1000.0 + i);
+    return times;
+  }
+  double read_gbs(int) const override {
+    ++state.probes;
+    return 1000.0;
+  }
 };
 
 std::unique_ptr<device::ExpertsWorkspace> Experts::make_workspace() const {
@@ -168,6 +224,10 @@ class Plugin final : public device::CudaPlugin {
   std::unique_ptr<device::DeviceExperts> make_experts(
       const device::ExpertsSpec& spec) const override {
     return std::make_unique<Experts>(spec);
+  }
+  const device::GpuTools& tools() const override {
+    static const Tools tools;
+    return tools;
   }
 };
 

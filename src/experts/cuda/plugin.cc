@@ -6,10 +6,12 @@
 
 #include "base/check.h"
 #include "device/cuda/device.h"
+#include "device/cuda/tools.h"
 #include "device/cuda_plugin.h"
 #include "experts/cuda/decode_layer.h"
 #include "experts/cuda/ref_layer.h"
 #include "experts/cuda/split_layer.h"
+#include "experts/cuda/stage_clock.h"
 #include "experts/gpu/expert_image.h"
 #include "kernels/common/limits.h"
 #include "moekit/version.h"
@@ -22,22 +24,9 @@ using device::DeviceBuffer;
 using device::ExpertKernels;
 using device::ExpertsCall;
 using device::ExpertsSpec;
+using device::OnDevice;
+using trace::Stage;
 namespace rows = kernels::smxx_moe;
-
-/// Makes a device current, and gives the caller's back.
-class OnDevice {
- public:
-  explicit OnDevice(int index) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    if (index != before_) check_cuda(cudaSetDevice(index), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 rows::RowType type_of(device::RowType type) {
   return type == device::RowType::f32 ? rows::RowType::f32 : rows::RowType::bf16;
@@ -131,8 +120,10 @@ class Workspace final : public device::ExpertsWorkspace {
     if (call.num_tokens == 0) return;
     const OnDevice on(spec_.device);
     auto* stream = static_cast<cudaStream_t>(call.stream);
-    if (call.on_device) return enqueue(call, stream);
+    if (call.on_device) return enqueue(call, stream, nullptr);
     if (stream == nullptr) stream = stream_.get();
+    StageClock* const clock = call.spans != nullptr ? &clock_ : nullptr;
+    if (clock != nullptr) clock->start(stream);
     const int64_t width = spec_.config.routed_width();
     const auto row = static_cast<size_t>(width * (call.row_type == device::RowType::f32 ? 4 : 2));
     const auto tokens = static_cast<size_t>(call.num_tokens);
@@ -149,15 +140,18 @@ class Workspace final : public device::ExpertsWorkspace {
     check_cuda(cudaMemcpyAsync(at<void>(regions_.weights), call.weights, slots,
                                cudaMemcpyHostToDevice, stream),
                "copy of weights to the device");
+    mark(clock, Stage::upload);
     ExpertsCall copied = call;
     copied.rows = at<void>(regions_.rows);
     copied.ids = at<int32_t>(regions_.ids);
     copied.weights = at<float>(regions_.weights);
     copied.out = at<void>(regions_.out);
-    enqueue(copied, stream);
+    enqueue(copied, stream, clock);
     check_cuda(cudaMemcpyAsync(call.out, copied.out, out, cudaMemcpyDeviceToHost, stream),
                "copy of rows from the device");
+    mark(clock, Stage::download);
     check_cuda(cudaStreamSynchronize(stream), "experts on the device");
+    if (clock != nullptr) clock->read(*call.spans);
   }
 
  private:
@@ -166,31 +160,32 @@ class Workspace final : public device::ExpertsWorkspace {
     return region.in<T>(memory_.as<std::byte>());
   }
 
-  void enqueue(const ExpertsCall& call, cudaStream_t stream) const {
+  void enqueue(const ExpertsCall& call, cudaStream_t stream, StageClock* clock) const {
     const rows::RowType in = type_of(call.row_type), out = type_of(call.out_type);
     if (reference_) {
-      reference_->run(call.rows, in, call.ids, call.weights, call.num_tokens, call.out, out,
-                      stream);
+      reference_->run(call.rows, in, call.ids, call.weights, call.num_tokens, call.out, out, stream,
+                      clock);
       return;
     }
     const bool few = decode_ && call.knobs == device::kDecodeChain && in == rows::RowType::bf16 &&
                      call.num_tokens <= few_;
     if (few) {
       decode_->run(call.rows, call.ids, call.weights, call.num_tokens, nullptr, call.out, stream,
-                   out);
+                   out, clock);
       return;
     }
     MOEKIT_CHECK_AS(ErrorCode::unsupported, split_.has_value(),
                     "decode takes bf16 rows of at most {} tokens, got {} tokens", few_,
                     call.num_tokens);
     split_->run(call.rows, call.ids, call.weights, call.num_tokens, nullptr, call.out, stream,
-                {in, out});
+                {in, out}, clock);
   }
 
   ExpertsSpec spec_;
   Regions regions_;
   DeviceBuffer memory_;
   device::Stream stream_;
+  StageClock clock_;
   int64_t few_ = 0;
   std::optional<RefLayer> reference_;
   std::optional<DecodeLayer> decode_;
@@ -319,6 +314,7 @@ class Plugin final : public device::CudaPlugin {
   std::unique_ptr<device::DeviceExperts> make_experts(const ExpertsSpec& spec) const override {
     return std::make_unique<Experts>(spec);
   }
+  const device::GpuTools& tools() const override { return device::cuda_tools(); }
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "experts/gpu/image_pack.h"
 #include "kernels/common/limits.h"
 #include "tensor/bf16_rows.h"
+#include "trace/span.h"
 
 namespace moekit::experts {
 namespace {
@@ -71,6 +72,28 @@ bool has_matrix_kernel(kernels::OperandFormat weights, const ActivationScheme& i
 std::string pair_text(const WeightScheme& weights, const ActivationScheme& input) {
   return fmt::format("{} weights with {}{} activations", to_string(weights.format),
                      to_string(input.format), input.ue8m0_scale ? " (ue8m0 scales)" : "");
+}
+
+/// Runs a call and puts its steps on the track of the rank's GPU. The device's clock is another
+/// one: its first step is drawn where the call began on the host, which is when the call was
+/// enqueued, at most the latency of a launch too early.
+void run_traced(device::ExpertsWorkspace& workspace, device::ExpertsCall call,
+                const trace::Context& context) {
+  std::vector<device::DeviceSpan> spans;
+  call.spans = &spans;
+  const int64_t begin_ns = context.recorder->now_ns();
+  workspace.run(call);
+  const auto at = [&](double us) { return begin_ns + static_cast<int64_t>(us * 1e3); };
+  for (const device::DeviceSpan& span : spans) {
+    trace::Event event;
+    event.begin_ns = at(span.begin_us);
+    event.end_ns = at(span.end_us);
+    event.stage = span.stage;
+    event.call = context.call;
+    event.workspace = context.workspace;
+    event.facts.tokens = call.num_tokens;
+    context.rings->device->push(event);
+  }
 }
 
 }  // namespace
@@ -314,7 +337,12 @@ void CudaExperts::run(const Args& args, const Knobs& knobs) const {
   call.out = args.out.data;
   call.out_type = device::RowType::f32;
   call.stream = args.stream;
-  args.device->run(call);
+  const trace::Context* context = trace::current();
+  if (context != nullptr && context->rings->device != nullptr) {
+    run_traced(*args.device, call, *context);
+  } else {
+    args.device->run(call);
+  }
 }
 
 const Experts& sm90_experts() {

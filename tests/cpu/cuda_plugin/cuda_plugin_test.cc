@@ -1,10 +1,8 @@
 // Everything between the public API and the GPU's kernels, with a fake plug-in in their place:
 // plans for a GPU, weights on their way to it, calls with tensors on the host and on the device.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -20,35 +18,10 @@
 #include "support/problems.h"
 #include "support/run_layer.h"
 #include "tensor/float_formats.h"
-#include "tests/plugins/fake_cuda.h"
+#include "tests/cpu/cuda_plugin/fake_plugin.h"
 
 namespace moekit::test {
 namespace {
-
-/// The fake's state, the plug-in being loaded by moekit's own loader.
-moekit_fake_cuda& fake() {
-  static moekit_fake_cuda* const state = [] {
-    void* library = dlopen(MOEKIT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    using State = moekit_fake_cuda*();
-    return reinterpret_cast<State*>(dlsym(library, "moekit_fake_cuda_state"))();
-  }();
-  return *state;
-}
-
-class CudaPlugin : public testing::Test {
- protected:
-  static void SetUpTestSuite() { setenv("MOEKIT_CUDA_PLUGIN", MOEKIT_FAKE_CUDA, 1); }
-  void SetUp() override { fake() = {1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, ""}; }
-};
-
-PlanOptions gpu_options(const std::string& backend = "") {
-  PlanOptions options = options_for(backend);
-  options.device.type = DeviceType::cuda;
-  options.combine_dtype = DType::bf16;
-  options.batch_invariant = false;
-  options.hidden_dtype = DType::bf16;
-  return options;
-}
 
 std::vector<std::string> chains_of(const Explanation& explanation) {
   std::vector<std::string> chains;
