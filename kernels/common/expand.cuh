@@ -7,6 +7,19 @@
 
 namespace moekit::kernels {
 
+/// expand_code4() with its shifts to the left as multiplications: those have a pipe of their own
+/// beside the one of shifts and masks, which limits the expansion.
+__device__ __forceinline__ uint32_t shift_left(uint32_t word, uint32_t factor) {
+  uint32_t result;
+  asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(factor));
+  return result;
+}
+__device__ __forceinline__ uint32_t expand_pair4(int pair, uint32_t word) {
+  if (pair == 2) return shift_left(word, 64) & kPlainBits4;
+  if (pair == 3) return (word >> 6 & kFirstBits4) | (shift_left(word, 4) & kOtherBits4);
+  return expand_code4(pair, word);
+}
+
 /// A pair times one of two scales.
 __device__ __forceinline__ uint32_t multiply_pair(uint32_t pair, uint32_t scales, int which) {
   const auto& two = *reinterpret_cast<const __nv_bfloat162*>(&scales);
@@ -64,7 +77,7 @@ struct StripWords {
         if constexpr (kPieces == 1) {
           const uint4& c = codes[0];
           const uint32_t word = step / 2 == 0 ? (h == 0 ? c.x : c.y) : (h == 0 ? c.z : c.w);
-          pair = expand_code4(step % 2 * 2 + high, word);
+          pair = expand_pair4(step % 2 * 2 + high, word);
         } else {
           const uint4& c = codes[step / 2];
           const uint32_t word = h == 0 ? (step % 2 == 0 ? c.x : c.y) : (step % 2 == 0 ? c.z : c.w);

@@ -38,6 +38,10 @@ constexpr int32_t decode_panel_stages(OperandFormat format, bool many) {
   if (PanelFormat::of(format).code_bits == 8) return many ? 3 : 2;
   return many ? 5 : 3;
 }
+/// The same of down, which has no rows there: so many that it fits beside gate_up.
+constexpr int32_t decode_panel_down_stages(OperandFormat format, bool many) {
+  return decode_panel_stages(format, many) - (many ? 1 : 0);
+}
 /// Elements from row to row of h then, and of the rows in shared memory but for 64 bytes of
 /// padding.
 MOEKIT_HOST_DEVICE constexpr int32_t panel_row_elements(int32_t width) {

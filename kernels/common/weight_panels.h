@@ -95,6 +95,11 @@ struct CodePlace {
   }
 };
 
+/// Bits of a pair of bf16 that 4-bit codes have, and of pair 3's the two parts.
+inline constexpr uint32_t kPlainBits4 = 0x81c081c0u;
+inline constexpr uint32_t kFirstBits4 = 0x01000100u;
+inline constexpr uint32_t kOtherBits4 = kPlainBits4 ^ kFirstBits4;
+
 /// The bits of a 4-bit code (e2m1: sign, two exponent bits, one mantissa bit) at its place in a
 /// word whose other codes are zero. Pairs 0 to 2 are bf16 (bits 15 and 8-6 of each half) where they
 /// belong, rotated up by 4, and moved down by 6; pair 3 has the places that are left: bit 8 moved
@@ -105,7 +110,7 @@ MOEKIT_HOST_DEVICE constexpr uint32_t place_code4(int32_t pair, int32_t odd, uin
     case 0: return base;
     case 1: return base << 4 | base >> 28;
     case 2: return base >> 6;
-    default: return (base & 0x01000100u) << 6 | (base & 0x80c080c0u) >> 2;
+    default: return (base & kFirstBits4) << 6 | (base & kOtherBits4) >> 2;
   }
 }
 
@@ -118,12 +123,11 @@ MOEKIT_HOST_DEVICE constexpr uint32_t place_code8(int32_t pair, int32_t odd, uin
 
 /// Pairs of bf16 from a word: the inverse of place_code4 and place_code8, low half the even column.
 MOEKIT_HOST_DEVICE constexpr uint32_t expand_code4(int32_t pair, uint32_t word) {
-  constexpr uint32_t kMask = 0x81c081c0u;
   switch (pair) {
-    case 0: return word & kMask;
-    case 1: return (word >> 4 | word << 28) & kMask;
-    case 2: return word << 6 & kMask;
-    default: return (word >> 6 & 0x01000100u) | (word << 2 & 0x80c080c0u);
+    case 0: return word & kPlainBits4;
+    case 1: return (word >> 4 | word << 28) & kPlainBits4;
+    case 2: return word << 6 & kPlainBits4;
+    default: return (word >> 6 & kFirstBits4) | (word << 2 & kOtherBits4);
   }
 }
 MOEKIT_HOST_DEVICE constexpr uint32_t expand_code8(int32_t pair, uint32_t word) {

@@ -1,6 +1,7 @@
-// Decode kernels over weight panels. Rings of 16 warps keep 64 to 92 KiB under way on an SM; with
-// two blocks on an SM, which registers and (for few tokens) shared memory allow, down fills its
-// rings while gate_up still runs.
+// Decode kernels over weight panels. Rings of 16 warps keep 64 to 92 KiB under way on an SM. An SM
+// holds a block of gate_up and one of down, as far as registers and (for few tokens) shared memory
+// allow, so that down fills its rings while gate_up still runs; never two of a kind, which would
+// leave other SMs idle.
 #include "kernels/common/launch.h"
 #include "kernels/smxx_decode/src/panel_units.cuh"
 #include "kernels/smxx_decode/src/panels.h"
@@ -216,15 +217,17 @@ cudaError_t launch_panels(void (*kernel)(Args), const Args& args, int64_t shared
 struct Room {
   int64_t bytes[2];  ///< few, many
   bool many = false;
+  int limit = 0;
 
-  cudaError_t find(const Args& args, int64_t tokens) {
-    int device = 0, limit = 0;
+  cudaError_t find(const Args& args, int64_t tokens,
+                   int32_t (*stages)(OperandFormat format, bool many)) {
+    int device = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status != cudaSuccess) return status;
     status = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (const bool with_many : {false, true}) {
-      bytes[with_many ? 1 : 0] = decode_panel_shared_bytes(
-          args.format, tokens, args.hidden, decode_panel_stages(args.format, with_many));
+      bytes[with_many ? 1 : 0] = decode_panel_shared_bytes(args.format, tokens, args.hidden,
+                                                           stages(args.format, with_many));
     }
     many = bytes[1] + kDecodeStaticBytes <= limit;
     return status;
@@ -236,8 +239,14 @@ cudaError_t gate_up_of(const Args& args, cudaStream_t stream, bool overlap) {
   constexpr int kFew = decode_panel_stages(kFormat, false);
   constexpr int kMany = decode_panel_stages(kFormat, true);
   Room room;
-  const cudaError_t status = room.find(args, args.num_tokens);
+  const cudaError_t status = room.find(args, args.num_tokens, decode_panel_stages);
   if (status != cudaSuccess) return status;
+  // More than half of what Hopper and Blackwell have: blocks that find others' leavings on an SM
+  // must not come in pairs.
+  constexpr int64_t kAlone = int64_t{117} << 10;
+  if (room.many && room.bytes[1] < kAlone && room.limit >= 2 * kAlone - 16384) {
+    room.bytes[1] = kAlone;
+  }
   const auto kernel = args.gated ? (room.many ? panel_gate_up_kernel<kFormat, true, kMany>
                                               : panel_gate_up_kernel<kFormat, true, kFew>)
                                  : (room.many ? panel_gate_up_kernel<kFormat, false, kMany>
@@ -248,10 +257,12 @@ cudaError_t gate_up_of(const Args& args, cudaStream_t stream, bool overlap) {
 template <OperandFormat kFormat>
 cudaError_t down_of(const Args& args, cudaStream_t stream, bool overlap) {
   Room room;
-  const cudaError_t status = room.find(args, 0);
+  const cudaError_t status = room.find(args, 0, decode_panel_down_stages);
   if (status != cudaSuccess) return status;
-  const auto kernel = room.many ? panel_down_kernel<kFormat, decode_panel_stages(kFormat, true)>
-                                : panel_down_kernel<kFormat, decode_panel_stages(kFormat, false)>;
+  constexpr int kFew = decode_panel_down_stages(kFormat, false);
+  constexpr int kMany = decode_panel_down_stages(kFormat, true);
+  const auto kernel =
+      room.many ? panel_down_kernel<kFormat, kMany> : panel_down_kernel<kFormat, kFew>;
   return launch_panels(kernel, args, room.bytes[room.many ? 1 : 0], stream, overlap);
 }
 
