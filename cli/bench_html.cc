@@ -265,6 +265,25 @@ pre { overflow-x: auto; padding: 1rem; border: 1px solid var(--rule); }
 </style>
 )";
 
+constexpr const char* kHowOnCpu =
+    "<p>The floor of a point is the larger of its bytes over the read-bandwidth probe and its "
+    "FLOPs over the matrix probe, both taken between the timed calls. A peer's ratio is its time "
+    "over moekit's, taken in turns; it computes the same rows in the number format that is "
+    "named.</p>\n";
+
+/// Both `timed` and `matrix_source` are ours, not a checkpoint's.
+std::string how_on_gpu(const OrderedJson& point) {
+  return fmt::format(
+      "<p>Timed: {}; a launch of one graph of independent calls, each with its own rows, routing "
+      "and the next copy of the weights, over their number. The floor of a point is the larger of "
+      "{} us + its bytes over the read-bandwidth probe of this run and its FLOPs over the matrix "
+      "rate ({}). A peer's ratio is its time over moekit's, taken one after the other in the same "
+      "way; it computes the same rows in the number format that is named.</p>\n",
+      escaped(point.at("gpu").at("timed").get<std::string>()),
+      point.at("gpu").at("launch_us").get<double>(),
+      escaped(point.at("probe").at("matrix_source").get<std::string>()));
+}
+
 }  // namespace
 
 std::string bench_html(const OrderedJson& machine, const std::vector<OrderedJson>& points) {
@@ -280,11 +299,7 @@ std::string bench_html(const OrderedJson& machine, const std::vector<OrderedJson
                   escaped(first.at("routing").get<std::string>()));
   out += plots(points);
   out += "<div class=\"wide\">" + table(points) + "</div>\n" + silent_peers(points);
-  out +=
-      "<p>The floor of a point is the larger of its bytes over the read-bandwidth probe and its "
-      "FLOPs over the matrix probe, both taken between the timed calls. A peer's ratio is its time "
-      "over moekit's, taken in turns; it computes the same rows in the number format that is "
-      "named.</p>\n";
+  out += first.contains("gpu") ? how_on_gpu(first) : std::string(kHowOnCpu);
   out += "<details><summary>The machine</summary><pre>" +
          escaped(machine.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) +
          "</pre></details>\n<details><summary>The points as JSON</summary><pre>";

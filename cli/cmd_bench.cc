@@ -1,6 +1,7 @@
 // moekit bench: how fast a layer runs with cold weights, and how near to what the machine allows.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <memory>
 #include <optional>
@@ -75,11 +76,30 @@ void set_included(const std::string& text, BenchRequest& request) {
   }
 }
 
+/// Of the flag, else the default; a SPEC may still replace that.
+void set_tokens(const BenchFlags& flags, BenchRequest& request) {
+  request.tokens = {1, 8, 64, 512, 4096};
+  if (!flags.tokens_list.empty()) request.tokens = parse_tokens(flags.tokens_list);
+}
+
 /// A request, and the SPEC whose tokens= each point replaces.
 struct Job {
   BenchRequest request;
   LayerProblem problem;
 };
+
+/// Weights of gigabytes are not made for a GPU that takes no such layer.
+void require_gpu_plan(const Job& job) {
+  const BenchRequest& request = job.request;
+  PlanOptions options = request.options;
+  options.hidden_dtype = DType::bf16;
+  const int64_t tokens = *std::max_element(request.tokens.begin(), request.tokens.end());
+  const Explanation explanation =
+      explain_plan(hollow_source(job.problem), options, request.num_ranks, tokens);
+  if (explanation.chosen) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("no back-end takes this layer on the GPU: {}", refusal_of(explanation)));
+}
 
 Job job_of(const BenchFlags& flags) {
   if (flags.model.empty() == flags.problem.empty()) {
@@ -89,23 +109,24 @@ Job job_of(const BenchFlags& flags) {
   Job job;
   BenchRequest& request = job.request;
   request.options = flags.plan.options();
-  if (request.options.device.type == DeviceType::cuda) {
-    throw Error(ErrorCode::unsupported,
-                "bench --device cuda: this verb times the CPU and its roofs; bench_cuda "
-                "(tools/gpu_run.sh bench) times the GPU's kernels");
-  }
   request.num_ranks = flags.plan.ranks;
   request.seed = flags.plan.seed;
   request.min_seconds = flags.min_time;
   request.exchange_only = flags.exchange_only;
-  if (flags.peers) request.peers = make_peers(flags.peer_dnnl, flags.peer_python);
+  const bool on_gpu = request.options.device.type == DeviceType::cuda;
+  if (flags.peers) request.peers = make_peers(flags.peer_dnnl, flags.peer_python, on_gpu);
   set_included(flags.include, request);
+  set_tokens(flags, request);
   if (!flags.model.empty()) {
     request.source = open_source(flags.model, flags.layer);
     job.problem.config = request.source.config;
   } else {
     job.problem = parse_problem(flags.problem);
     flags.plan.apply_problem(job.problem, request.options);
+    if (flags.tokens_list.empty() && flags.problem.find("tokens=") != std::string::npos) {
+      request.tokens = {job.problem.tokens};
+    }
+    if (on_gpu) require_gpu_plan(job);
     // The exchange brings its own weights.
     request.source = flags.exchange_only
                          ? hollow_source(job.problem)
@@ -113,13 +134,6 @@ Job job_of(const BenchFlags& flags) {
   }
   request.routing = flags.routing.empty() ? job.problem.routing : flags.routing;
   request.options.hidden_dtype = DType::bf16;
-  if (!flags.tokens_list.empty()) {
-    request.tokens = parse_tokens(flags.tokens_list);
-  } else if (flags.problem.find("tokens=") != std::string::npos) {
-    request.tokens = {job.problem.tokens};
-  } else {
-    request.tokens = {1, 8, 64, 512, 4096};
-  }
   return job;
 }
 
@@ -165,6 +179,25 @@ OrderedJson to_json(const PackingTime& packing) {
           {"fault_us_per_mib", packing.fault_us_per_mib}};
 }
 
+constexpr const char* kTimedOnGpu =
+    "routed experts, from (hidden, ids, weights) to bf16 rows in device memory; router, shared "
+    "experts and latent projections run on the CPU and are not timed";
+
+constexpr const char* kReadProbe =
+    "8 GiB, or half of the free memory, read by a kernel: the best of four grids and of the points "
+    "so far";
+
+OrderedJson to_json(const GpuTiming& gpu) {
+  return {{"timed", kTimedOnGpu},
+          {"read_probe", kReadProbe},
+          {"knobs", gpu.knobs},
+          {"graph_calls", gpu.calls},
+          {"weight_copies", gpu.copies},
+          {"launch_us", gpu.launch_us},
+          {"l2_bytes", gpu.cache_bytes},
+          {"rel_rms", gpu.rel_rms < 0 ? OrderedJson() : OrderedJson(gpu.rel_rms)}};
+}
+
 OrderedJson to_json(const BenchPoint& p, const Job& job, const std::string& device) {
   LayerProblem problem = job.problem;
   problem.tokens = p.tokens;
@@ -195,6 +228,7 @@ OrderedJson to_json(const BenchPoint& p, const Job& job, const std::string& devi
       {"active_experts", p.active_experts},
       {"working_set_bytes", p.working_set_bytes},
       {"cold", p.cold}};
+  if (p.gpu) json["gpu"] = to_json(*p.gpu);
   if (p.exchange) json["exchange"] = to_json(*p.exchange);
   if (p.packing) json["packing"] = to_json(*p.packing);
   for (const PeerTime& peer : p.peers) json["peers"].push_back(cli::to_json(peer, p.median_us));
@@ -229,6 +263,17 @@ void print_packing(const PackingTime& packing) {
       packing.memcpy_gbs, packing.fault_us_per_mib);
 }
 
+void print_gpu(const BenchPoint& last) {
+  fmt::print("timed    {}\n", kTimedOnGpu);
+  fmt::print(
+      "how      one graph of independent calls, over {} copies of the weights; floor: {:.0f} us "
+      "+ bytes at the probe's speed, or the products at {}\n",
+      last.gpu->copies, last.gpu->launch_us,
+      last.probe.matrix_tflops > 0
+          ? fmt::format("{:.0f} TFLOP/s ({})", last.probe.matrix_tflops, last.probe.matrix_source)
+          : last.probe.matrix_source);
+}
+
 void run(Session& session, const BenchFlags& flags) {
   session.configure_log();
   // A bench takes minutes: a place that can't be written is better known before.
@@ -247,14 +292,19 @@ void run(Session& session, const BenchFlags& flags) {
                    "over local"});
   Table peers(peer_header());
   std::optional<PackingTime> packing;
+  std::optional<BenchPoint> last_on_gpu;
   const OrderedJson machine_json = cli::to_json(machine);
   if (session.json) session.print_json(machine_json);
   std::vector<OrderedJson> points;
-  const std::string device = machine.cpu.model;
+  std::string device = machine.cpu.model;
   run_bench(
       job.request,
       [&](const BenchPoint& p) {
         progress.clear();
+        if (p.gpu) {
+          device = p.gpu->device;
+          last_on_gpu = p;
+        }
         points.push_back(to_json(p, job, device));
         if (session.json) return session.print_json(points.back());
         if (p.exchange) exchanges.add(exchange_row(p));
@@ -282,6 +332,7 @@ void run(Session& session, const BenchFlags& flags) {
   fmt::print("device   {}\n", device);
   fmt::print("ranks    {}, routing {}\n", job.request.num_ranks, job.request.routing);
   if (packing && packing->bytes > 0) print_packing(*packing);
+  if (last_on_gpu) print_gpu(*last_on_gpu);
   fmt::print("\n");
   if (!job.request.exchange_only) table.print();
   if (flags.peers) {
@@ -317,7 +368,8 @@ void add_bench(CLI::App& app, Session& session) {
       verb->add_option("--html", flags->html, "Write a report with plots")->type_name("FILE");
   auto* peers =
       verb->add_flag("--peers", flags->peers,
-                     "Time oneDNN and torch in turns with the layer, where they are here");
+                     "Time oneDNN and torch in turns with the layer, where they are here; on a GPU "
+                     "torch alone");
   verb->add_option("--peer-dnnl", flags->peer_dnnl,
                    "libdnnl of --peers (default: where the loader finds it)")
       ->envname("MOEKIT_DNNL")
@@ -330,7 +382,8 @@ void add_bench(CLI::App& app, Session& session) {
                  "Time dispatch and combine alone, without experts; needs two --ranks or more")
       ->excludes(html)
       ->excludes(peers);
-  verb->add_option("--min-time", flags->min_time, "Seconds of timed calls a point")
+  verb->add_option("--min-time", flags->min_time,
+                   "Seconds of timed calls a point; a GPU takes 25 launches of a graph")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0).description(""))
       ->type_name("S");

@@ -30,10 +30,9 @@ struct ProfileFlags {
 OrderedJson to_json(const StageTime& time) {
   const auto count = [](int64_t n) { return n < 0 ? OrderedJson() : OrderedJson(n); };
   return {{"stage", time.stage},
-          {"kind", time.window   ? "in flight"
-                   : time.nested ? "nested"
-                                 : "step"},
+          {"kind", time.window ? "in flight" : time.nested ? "nested" : "step"},
           {"spans", time.spans},
+          {"on_gpu", time.on_gpu},
           {"total_us", time.total_us},
           {"share", time.share},
           {"max_us", time.max_us},
@@ -47,7 +46,8 @@ void print_stages(const std::vector<StageTime>& stages) {
   Table table({"stage", "total", "share", "spans", "rank mean", "rank max", "bytes", "rows"});
   for (const StageTime& time : stages) {
     // A window overlaps the steps, so it has no share of them.
-    table.add({(time.nested ? "  " : "") + time.stage, time_text(time.total_us),
+    table.add({(time.nested ? "  " : "") + time.stage + (time.on_gpu ? " (GPU)" : ""),
+               time_text(time.total_us),
                time.window ? "-" : fmt::format("{:.1f} %", 100 * time.share),
                std::to_string(time.spans), time_text(time.mean_us), time_text(time.max_us),
                time.bytes >= 0 ? bytes_text(time.bytes) : "-",

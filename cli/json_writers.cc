@@ -53,10 +53,12 @@ OrderedJson to_json(const GpuReport& gpu) {
 }  // namespace
 
 OrderedJson to_json(const ProbeResult& probe) {
-  return {{"bandwidth_gbs", probe.bandwidth_gbs},
-          {"matrix_tflops", probe.matrix_tflops},
-          {"matrix_instruction", probe.matrix_instruction},
-          {"threads", probe.threads}};
+  OrderedJson json = {{"bandwidth_gbs", probe.bandwidth_gbs},
+                      {"matrix_tflops", probe.matrix_tflops},
+                      {"matrix_instruction", probe.matrix_instruction},
+                      {"threads", probe.threads}};
+  if (!probe.matrix_source.empty()) json["matrix_source"] = probe.matrix_source;
+  return json;
 }
 
 OrderedJson to_json(const MachineReport& report) {

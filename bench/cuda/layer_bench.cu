@@ -2,9 +2,9 @@
 // bf16 rows, one CUDA graph of independent calls, each with its own hidden rows, routing and weight
 // copy, so that weights are cold. Prints one JSON object a point.
 //
-//   bench_cuda [--models a,b] [--formats bf16,fp8] [--tokens 1,8,...] [--routing uniform,zipf]
-//              [--replays N] [--cluster 0|1] [--overlap 0|1] [--decode 0|1]
-//              [--gather 0|1] [--steps]
+//   bench_cuda [--models a,b] [--formats bf16,fp8,mxfp4,nvfp4,mxfp8] [--tokens 1,8,...]
+//              [--routing uniform,zipf] [--replays N] [--cluster 0|1] [--overlap 0|1]
+//              [--decode 0|1] [--gather 0|1] [--steps]
 //
 // --decode 0 takes the split chain where the decode chain would serve (8 tokens and less).
 // --steps times the steps of the chain one by one (each in a graph of its own) as well.
@@ -29,6 +29,8 @@
 namespace {
 
 namespace gemm = moekit::kernels::sm90_grouped_gemm;
+namespace kernels = moekit::kernels;
+using Format = gemm::Format;
 using moekit::device::check_cuda;
 using moekit::device::DeviceBuffer;
 using moekit::experts::cuda::DecodeLayer;
@@ -132,18 +134,95 @@ __global__ void fill_f32(float* out, int64_t count, float low, float high, uint6
   }
 }
 
+/// Panels: random codes, and scale bytes of [low, low + 8).
+__global__ void fill_panels(uint8_t* out, int64_t count, kernels::PanelFormat panel, uint8_t low,
+                            uint64_t seed) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const uint32_t h = hash(seed + i);
+    const bool code = i % panel.block_bytes() < panel.code_bytes();
+    out[i] = static_cast<uint8_t>(code ? h : low + h % 8);
+  }
+}
+
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
+
+Format format_of(const std::string& name) {
+  if (name == "bf16") return Format::bf16;
+  if (name == "fp8") return Format::fp8_block;
+  if (name == "mxfp4") return Format::mxfp4;
+  if (name == "nvfp4") return Format::nvfp4;
+  if (name == "mxfp8") return Format::mxfp8;
+  std::fprintf(stderr, "unknown format %s\n", name.c_str());
+  std::exit(2);
+}
+const char* name_of(Format format) {
+  switch (format) {
+    case Format::bf16: return "bf16";
+    case Format::fp8_block: return "fp8_block";
+    case Format::mxfp4: return "mxfp4";
+    case Format::nvfp4: return "nvfp4";
+    case Format::mxfp8: return "mxfp8";
+  }
+  return "";
+}
+
+/// Bytes of an expert's weights as stored, with scales.
+double expert_bytes(const Model& m, Format format) {
+  if (kernels::in_panels(format)) {
+    return 2.0 * static_cast<double>(kernels::panel_matrix_bytes(format, m.inter, m.hidden)) +
+           static_cast<double>(kernels::panel_matrix_bytes(format, m.hidden, m.inter));
+  }
+  return 3.0 * m.hidden * m.inter * (format == Format::fp8_block ? 1.0 + 4.0 / 16384 : 2.0);
+}
 
 /// One copy of a layer's weights.
 struct Weights {
   DeviceBuffer gate_up, down, gate_up_scales, down_scales;
   SplitLayerWeights views;
 
-  Weights(const Model& m, bool fp8, uint64_t seed)
-      : gate_up(int64_t{2} * m.experts * m.inter * m.hidden * (fp8 ? 1 : 2)),
-        down(int64_t{m.experts} * m.inter * m.hidden * (fp8 ? 1 : 2)) {
+  Weights(const Model& m, Format format, uint64_t seed) {
+    if (kernels::in_panels(format)) {
+      make_panels(m, format, seed);
+    } else {
+      make_rows(m, format == Format::fp8_block, seed);
+    }
+  }
+
+ private:
+  void make_panels(const Model& m, Format format, uint64_t seed) {
+    const auto panel = kernels::PanelFormat::of(format);
+    auto fill = [&](DeviceBuffer& matrices, DeviceBuffer& multipliers, int64_t count, int32_t rows,
+                    int32_t depth, uint64_t with, kernels::WeightView& view) {
+      const int64_t bytes = kernels::panel_matrix_bytes(format, rows, depth);
+      matrices = DeviceBuffer(count * m.experts * bytes);
+      multipliers = DeviceBuffer(m.experts * 4);
+      // Values of random codes are 2.9 (e2m1) and 150 (e4m3) in the root mean square, those of the
+      // scales 1.5 (nvfp4: 1 to 2) and 0.026 (2^-11 to 2^-4). Multipliers make 1 / sqrt(depth) of
+      // it.
+      const bool nvfp4 = format == Format::nvfp4, mxfp8 = format == Format::mxfp8;
+      const uint8_t low = nvfp4 ? 80 : mxfp8 ? 236 : 242;
+      fill_panels<<<4096, 256>>>(matrices.as<uint8_t>(), count * m.experts * bytes, panel, low,
+                                 with);
+      const float values = nvfp4 ? 2.9f * 1.5f : mxfp8 ? 150.0f * 0.026f : 2.9f * 0.026f;
+      const float size = 1.0f / (values * std::sqrt(static_cast<float>(depth)));
+      const float unit = nvfp4 ? kernels::kNvfp4Multiplier : 1.0f;
+      fill_f32<<<1, 256>>>(multipliers.as<float>(), m.experts, size * unit, 1.1f * size * unit,
+                           with);
+      view.base = matrices.data();
+      view.expert_bytes = count * bytes;
+      view.half_bytes = count > 1 ? bytes : 0;
+      view.multipliers = view.up_multipliers = multipliers.as<float>();
+    };
+    fill(gate_up, gate_up_scales, 2, m.inter, m.hidden, seed, views.gate_up);
+    fill(down, down_scales, 1, m.hidden, m.inter, seed + 1, views.down);
+  }
+
+  void make_rows(const Model& m, bool fp8, uint64_t seed) {
     const int64_t bytes = fp8 ? 1 : 2;
     const int64_t count = int64_t{m.experts} * m.inter * m.hidden;
+    gate_up = DeviceBuffer(2 * count * bytes);
+    down = DeviceBuffer(count * bytes);
     const int64_t scales = m.experts * blocks(m.inter) * blocks(m.hidden);
     if (fp8) {
       fill_e4m3<<<4096, 256>>>(gate_up.as<uint8_t>(), 2 * count, seed);
@@ -239,11 +318,12 @@ Times time_graph(const std::function<void(cudaStream_t)>& enqueue, int calls, in
   return {at(0.5), at(0.05), at(0.95), us.front()};
 }
 
-void bench_point(const Model& m, bool fp8, int64_t tokens, bool zipf, const Options& o,
+void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const Options& o,
                  const std::vector<std::unique_ptr<Weights>>& copies) {
+  const bool fp8 = format == Format::fp8_block;
   const int calls = tokens == 1 ? 16 : tokens <= 8 ? 8 : tokens <= 512 ? 4 : 2;
   SplitLayerSpec spec;
-  spec.format = fp8 ? gemm::Format::fp8_block : gemm::Format::bf16;
+  spec.format = format;
   spec.num_experts = m.experts;
   spec.top_k = m.top_k;
   spec.hidden = m.hidden;
@@ -296,8 +376,8 @@ void bench_point(const Model& m, bool fp8, int64_t tokens, bool zipf, const Opti
                  calls, o.replays);
   const double pairs = static_cast<double>(tokens) * m.top_k;
   const double flops = 6.0 * pairs * m.hidden * m.inter;
-  const double expert_bytes = 3.0 * m.hidden * m.inter * (fp8 ? 1.0 + 4.0 / 16384 : 2.0);
-  const double bytes = active * expert_bytes + 4.0 * static_cast<double>(tokens) * m.hidden;
+  const double bytes =
+      active * expert_bytes(m, format) + 4.0 * static_cast<double>(tokens) * m.hidden;
   const double roof = fp8 ? 1400e12 : 780e12;
   const double floor = std::max(3.0 + bytes / 4.5e6, flops / roof * 1e6);
   std::printf(
@@ -305,10 +385,10 @@ void bench_point(const Model& m, bool fp8, int64_t tokens, bool zipf, const Opti
       "\"p5\":%.2f,\"p95\":%.2f,\"min\":%.2f,\"tflops\":%.1f,\"gbps\":%.0f,\"floor_us\":%.2f,"
       "\"of_floor\":%.3f,\"active_experts\":%.1f,\"calls\":%d,\"copies\":%zu,\"cluster\":%d,"
       "\"overlap\":%d,\"gather\":%d,\"chain\":\"%s\"",
-      m.name, fp8 ? "fp8_block" : "bf16", static_cast<long long>(tokens),
-      zipf ? "zipf1" : "uniform", t.median, t.p5, t.p95, t.least, flops / t.median * 1e-6,
-      bytes / t.median * 1e-3, floor, floor / t.median, active, calls, copies.size(), o.cluster,
-      o.overlap, o.gather, decode ? "decode" : "split");
+      m.name, name_of(format), static_cast<long long>(tokens), zipf ? "zipf1" : "uniform", t.median,
+      t.p5, t.p95, t.least, flops / t.median * 1e-6, bytes / t.median * 1e-3, floor,
+      floor / t.median, active, calls, copies.size(), o.cluster, o.overlap, o.gather,
+      decode ? "decode" : "split");
   if (o.steps && !decode) {
     const std::pair<const char*, std::function<void(Call&, cudaStream_t)>> steps[] = {
         {"index",
@@ -343,17 +423,17 @@ int main(int argc, char** argv) {
   try {
     for (const Model& m : kModels) {
       if (std::find(o.models.begin(), o.models.end(), m.name) == o.models.end()) continue;
-      for (const std::string& format : o.formats) {
-        const bool fp8 = format == "fp8";
-        const double bytes = 3.0 * m.experts * m.hidden * m.inter * (fp8 ? 1 : 2);
+      for (const std::string& name : o.formats) {
+        const Format format = format_of(name);
+        const double bytes = m.experts * expert_bytes(m, format);
         // At least 2 GB and two copies, so that no call finds its weights in L2.
         const int copies = std::max(2, static_cast<int>(std::ceil(2e9 / bytes)));
         std::vector<std::unique_ptr<Weights>> weights;
         for (int i = 0; i < copies; ++i)
-          weights.push_back(std::make_unique<Weights>(m, fp8, 1234 + 17 * i));
+          weights.push_back(std::make_unique<Weights>(m, format, 1234 + 17 * i));
         for (const std::string& routing : o.routing) {
           for (const int64_t tokens : o.tokens)
-            bench_point(m, fp8, tokens, routing == "zipf", o, weights);
+            bench_point(m, format, tokens, routing == "zipf", o, weights);
         }
       }
     }

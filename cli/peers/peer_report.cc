@@ -9,7 +9,8 @@
 namespace moekit::cli {
 
 std::vector<std::shared_ptr<BenchPeer>> make_peers(const std::string& dnnl,
-                                                   const std::string& python) {
+                                                   const std::string& python, bool on_gpu) {
+  if (on_gpu) return {make_torch_peer(python)};
   return {make_onednn_peer(dnnl), make_torch_peer(python)};
 }
 

@@ -10,9 +10,10 @@
 
 namespace moekit::cli {
 
-/// The peers that this program knows. Empty names: wherever they are found.
+/// The peers that this program knows, or those of them that run on a GPU. Empty names: wherever
+/// they are found.
 std::vector<std::shared_ptr<BenchPeer>> make_peers(const std::string& dnnl,
-                                                   const std::string& python);
+                                                   const std::string& python, bool on_gpu);
 
 /// One entry of `peers`; time_us and ratio are null and `reason` says why where it has no time.
 OrderedJson to_json(const PeerTime& peer, double own_us);

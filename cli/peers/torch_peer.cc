@@ -45,6 +45,8 @@ class TorchPeer final : public BenchPeer {
   void set_calls(std::span<const PeerCall> calls) override;
   void run(std::span<float> output) override;
   std::vector<double> time(std::span<const PeerTurn> turns) override;
+  std::vector<double> time_graph(std::span<const PeerTurn> turns, int untimed, int timed) override;
+  double dense_tflops(bool fp8) override;
   PeerIdentity identity() const override { return {version_, dtype(), implementation_}; }
 
  private:
@@ -52,6 +54,7 @@ class TorchPeer final : public BenchPeer {
   void write_matrix(std::span<const float> values, int64_t at);
   void send_weights();
   json ask(json question) { return child_->ask(question, kDeadline); }
+  bool on_gpu() const { return layer_.device.type == DeviceType::cuda; }
   const char* dtype() const { return type_ == RowType::bf16 ? "bf16" : "f32"; }
   int64_t gate_up_bytes() const { return columns_ * width_ * bytes_of(type_); }
   int64_t down_bytes() const { return width_ * inter_ * bytes_of(type_); }
@@ -73,7 +76,9 @@ class TorchPeer final : public BenchPeer {
 json TorchPeer::start(const std::string& python) {
   child_ = std::make_unique<ChildProcess>(std::vector<std::string>{python, "-c", kTorchExperts},
                                           std::vector<const SharedFile*>{&weights_, &rows_});
-  return child_->ask({{"do", "start"}, {"threads", layer_.num_threads}}, kStartDeadline);
+  json question = {{"do", "start"}, {"threads", layer_.num_threads}, {"gpu", nullptr}};
+  if (on_gpu()) question["gpu"] = layer_.device.index;
+  return child_->ask(question, kStartDeadline);
 }
 
 void TorchPeer::open(const PeerLayer& layer) {
@@ -97,8 +102,8 @@ void TorchPeer::open(const PeerLayer& layer) {
     }
   }
   if (child_ == nullptr) {
-    refuse(fmt::format("no Python with torch ({}); name one with --peer-python or MOEKIT_PYTHON",
-                       refusals));
+    refuse(fmt::format("no Python with torch{} ({}); name one with --peer-python or MOEKIT_PYTHON",
+                       on_gpu() ? " and a GPU" : "", refusals));
   }
   version_ = answer.at("torch").get<std::string>();
   // Without instructions for it, torch's bf16 products are slower than those of f32.
@@ -160,7 +165,8 @@ void TorchPeer::send_weights() {
 void TorchPeer::set_copies(int count) {
   if (!sent_) send_weights();
   if (count <= copies_) return;
-  layer_.reserve((count - copies_) * weights_bytes());
+  // On a GPU its own allocator says what does not fit.
+  if (!on_gpu()) layer_.reserve((count - copies_) * weights_bytes());
   ask({{"do", "set_copies"}, {"count", count}});
   copies_ = count;
 }
@@ -190,6 +196,20 @@ std::vector<double> TorchPeer::time(std::span<const PeerTurn> turns) {
   json list = json::array();
   for (const PeerTurn& turn : turns) list.push_back({turn.copy, turn.call});
   return ask({{"do", "time"}, {"turns", list}}).at("times").get<std::vector<double>>();
+}
+
+std::vector<double> TorchPeer::time_graph(std::span<const PeerTurn> turns, int untimed, int timed) {
+  if (!on_gpu()) return {};
+  json list = json::array();
+  for (const PeerTurn& turn : turns) list.push_back({turn.copy, turn.call});
+  return ask({{"do", "graph"}, {"turns", list}, {"untimed", untimed}, {"timed", timed}})
+      .at("times")
+      .get<std::vector<double>>();
+}
+
+double TorchPeer::dense_tflops(bool fp8) {
+  if (!on_gpu()) return 0;
+  return ask({{"do", "dense"}, {"fp8", fp8}}).at("tflops").get<double>();
 }
 
 }  // namespace

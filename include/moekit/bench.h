@@ -65,6 +65,17 @@ struct PeerTime {
   int64_t repeat = 0;
 };
 
+/// How a point on a GPU was timed: independent calls, one after the other in one graph.
+struct GpuTiming {
+  std::string device;       ///< the GPU's name
+  std::string knobs;        ///< the chain of launches that ran
+  int calls = 0;            ///< of the graph; a time is that of a launch over this many
+  int copies = 0;           ///< of all weights, which the calls take in turn
+  double launch_us = 0;     ///< what the floor adds to the time of the bytes
+  int64_t cache_bytes = 0;  ///< L2 of the GPU
+  double rel_rms = -1;      ///< of the first rows against the reference; -1: not compared
+};
+
 struct BenchRequest {
   LayerSource source;  ///< with weights
   PlanOptions options;
@@ -88,14 +99,16 @@ struct BenchPoint {
   int64_t repeat = 0;
   double flops = 0;
   double weights_bytes = 0;  ///< of the experts that a call touches, as stored; mean over routings
-  double activations_bytes = 0;          ///< hidden rows in, output rows out
-  double wire_bytes = 0;                 ///< sent between ranks
-  double active_experts = 0;             ///< mean over routings
-  int64_t working_set_bytes = 0;         ///< weights between two uses of the same ones
-  bool cold = false;                     ///< the working set exceeds the last-level cache
-  double floor_us = 0;                   ///< max(bytes / bandwidth, flops / matrix peak)
+  double activations_bytes = 0;   ///< hidden rows in, output rows out
+  double wire_bytes = 0;          ///< sent between ranks
+  double active_experts = 0;      ///< mean over routings
+  int64_t working_set_bytes = 0;  ///< weights between two uses of the same ones
+  bool cold = false;              ///< the working set exceeds the last-level cache
+  double floor_us = 0;  ///< max(bytes / bandwidth, flops / matrix peak); on a GPU launch_us more
+                        ///< for the bytes
   std::optional<ExchangeTime> exchange;  ///< of two ranks and more
-  std::optional<PackingTime> packing;    ///< none with exchange_only
+  std::optional<PackingTime> packing;    ///< none with exchange_only and on a GPU
+  std::optional<GpuTiming> gpu;          ///< where the plan is for one
   ProbeResult probe;                     ///< measured before, between and after the calls
   std::vector<PeerTime> peers;           ///< one a peer of the request, in its order
 
@@ -106,8 +119,9 @@ struct BenchPoint {
 };
 
 /// Calls `report` after each point. Times (hidden, ids, weights) -> output unless the request
-/// includes more. Throws invalid_argument for a routing that does not fit, unsupported when no
-/// back-end takes the layer.
+/// includes more. On a GPU it times the routed experts alone, rows in device memory. Throws
+/// invalid_argument for a routing that does not fit, unsupported when no back-end takes the layer
+/// or a GPU cannot do what the request includes.
 MOEKIT_API void run_bench(const BenchRequest& request,
                           const std::function<void(const BenchPoint&)>& report,
                           const std::function<void(const std::string&)>& progress = {});

@@ -19,6 +19,7 @@ struct PeerLayer {
   MoeConfig config;            ///< formats are ours: a peer gets decoded weights
   DType dtype = DType::bf16;   ///< of operands: what our own activations fit in (bf16 or f32)
   int num_threads = 1;         ///< of the rank
+  Device device;               ///< where it is to run
   double rows_per_expert = 1;  ///< mean over the largest call: for which weights may be laid out
   /// To be called before memory for weights is taken: throws out_of_memory where it is not there.
   std::function<void(int64_t bytes)> reserve;
@@ -65,6 +66,15 @@ class BenchPeer {
   virtual void run(std::span<float> output) = 0;
   /// Microseconds of each turn, from (hidden, ids, weights) to output.
   virtual std::vector<double> time(std::span<const PeerTurn> turns) = 0;
+  /// On a GPU, in place of time(): all turns in one graph, launched `untimed` and then `timed`
+  /// times; microseconds of each timed launch over the number of turns. Empty: it has no graphs.
+  virtual std::vector<double> time_graph(std::span<const PeerTurn>, int /*untimed*/,
+                                         int /*timed*/) {
+    return {};
+  }
+  /// On a GPU: a product of 8192 x 8192 matrices in bf16 or fp8, sustained; 1e12 operations a
+  /// second. 0: not known.
+  virtual double dense_tflops(bool /*fp8*/) { return 0; }
   /// Of the calls set last.
   virtual PeerIdentity identity() const = 0;
 };

@@ -82,6 +82,8 @@ struct ProbeResult {
   double bandwidth_gbs = 0;  ///< reading memory that no cache holds, 1e9 bytes a second
   double matrix_tflops = 0;  ///< best multiply-add instruction for matrix products, registers only
   std::string matrix_instruction;
+  /// Of a GPU: who measured matrix_tflops, or on what it is assumed; 0 TFLOP/s: neither.
+  std::string matrix_source;
 };
 
 struct MachineReport {

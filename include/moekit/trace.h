@@ -20,7 +20,8 @@ struct StageTime {
   std::string stage;
   bool nested = false;  ///< lies inside another stage, so it adds nothing to the whole
   bool window = false;  ///< time in flight: other stages run meanwhile
-  int64_t spans = 0;    ///< of each rank's calling thread, all ranks together
+  bool on_gpu = false;  ///< its spans are those of a GPU
+  int64_t spans = 0;    ///< of each rank's calling thread and GPU, all ranks together
   double total_us = 0;  ///< of all ranks
   double share = 0;     ///< total over the total of all stages that are neither nested nor windows
   double max_us = 0;    ///< of the rank that spent most
@@ -50,9 +51,9 @@ class MOEKIT_API Trace {
   /// Stages in the order in which a call goes through them; those without spans are left out.
   std::vector<StageTime> summary() const;
   int64_t lost() const;  ///< spans that were overwritten
-  /// Chrome's trace format: pid = rank, tid = thread, complete events for stages, asynchronous ones
-  /// for rows in flight. Written beside `path` and renamed. Throws invalid_argument when that
-  /// fails.
+  /// Chrome's trace format: pid = rank, tid = thread (the rank's GPU comes after its threads),
+  /// complete events for stages, asynchronous ones for rows in flight. Written beside `path` and
+  /// renamed. Throws invalid_argument when that fails.
   void write(const std::string& path) const;
   /// The same as text.
   std::string to_json() const;

@@ -45,11 +45,38 @@ __device__ __forceinline__ void tma_load_4d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
+/// One thread: `bytes` contiguous bytes (a multiple of 16, as both addresses), counted on
+/// `barrier`.
+__device__ __forceinline__ void bulk_load(uint64_t* barrier, void* to, const void* from,
+                                          uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 /// 16 bytes through L2 to shared memory; zeros where `valid` is false (nothing is read then).
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
+}
+/// The same, for what is read once and in order: L2 fetches whole lines.
+__device__ __forceinline__ void copy_async_stream_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// Ends a group of this thread's copies, perhaps an empty one.
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most kPending of this thread's groups, the latest, are under way. Other threads
+/// see the copies after a barrier.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 /// Arrives at `barrier` when all earlier copies of this thread have landed. The arrival counts like
 /// any other: the barrier must expect one of each copying thread.
@@ -71,6 +98,14 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t to, uint32_t a, uint32_
                                                 uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+/// The same, each matrix transposed: rows of memory are the fragments' columns.
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t to, uint32_t a, uint32_t b,
+                                                           uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/common/weight_panels.h"
+
 namespace moekit::kernels {
 
 struct Limits {
@@ -29,6 +31,30 @@ inline constexpr Limits kDecodeLimits{
 constexpr int64_t decode_shared_bytes(int64_t tokens, int64_t hidden, int64_t element_bytes) {
   return tokens * (hidden * element_bytes + 16 + (hidden + 127) / 128 * 4);
 }
+
+/// Steps of weights that a warp of smxx_decode has in shared memory where they lie in panels: many,
+/// or few where the rows leave no room. A step is two strips with their scales.
+constexpr int32_t decode_panel_stages(OperandFormat format, bool many) {
+  if (PanelFormat::of(format).code_bits == 8) return many ? 3 : 2;
+  return many ? 5 : 3;
+}
+/// The same of down, which has no rows there: so many that it fits beside gate_up.
+constexpr int32_t decode_panel_down_stages(OperandFormat format, bool many) {
+  return decode_panel_stages(format, many) - (many ? 1 : 0);
+}
+/// Elements from row to row of h then, and of the rows in shared memory but for 64 bytes of
+/// padding.
+MOEKIT_HOST_DEVICE constexpr int32_t panel_row_elements(int32_t width) {
+  return (width + 127) / 128 * 128;
+}
+/// The dynamic shared memory then: rings of 16 warps, pieces of sums, and (gate_up) the rows.
+constexpr int64_t decode_panel_shared_bytes(OperandFormat format, int64_t tokens, int32_t hidden,
+                                            int32_t stages) {
+  const PanelFormat f = PanelFormat::of(format);
+  const int64_t step = 2 * (f.strip_bytes() + kStripRows * f.row_scales());
+  return 16 * stages * step + 15 * 1024 + tokens * (int64_t{panel_row_elements(hidden)} * 2 + 64);
+}
+
 /// Beside it: the chosen experts and the pieces of sums that warps join.
 inline constexpr int64_t kDecodeStaticBytes = 5 << 10;
 

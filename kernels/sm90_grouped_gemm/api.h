@@ -8,7 +8,8 @@
 //
 // Numbers: bf16 operands, or fp8 e4m3 with 1x128 scales of rows and 128x128 scales of weights, each
 // block of 128 columns summed by the tensor cores and added to fp32 sums by fp32 arithmetic.
-// gate_up in fp8 writes h quantized to 1x128 again.
+// gate_up in fp8 writes h quantized to 1x128 again. Weights in panels (mxfp4, nvfp4, mxfp8) are
+// expanded to bf16, exactly, and multiply bf16 rows.
 #pragma once
 
 #include <cuda_runtime_api.h>

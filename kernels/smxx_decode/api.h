@@ -1,13 +1,15 @@
 // The experts for a handful of tokens: two launches that read each chosen expert's weights once,
-// with plain 16-byte loads spread evenly over the whole GPU, warp by warp; no index, no shared
-// tiles. From sm_80 up.
+// spread evenly over the whole GPU, warp by warp; no index, no shared tiles. From sm_80 up.
 //
 //   gate_up   h[slot] = act(x Wg^T + bg, x Wu^T + bu)       x quantized on the way in (fp8)
 //   down      y[slot] = h[slot] Wd^T + bd, f32
 //
 // In fp8 gate_up leaves h in f32, and smxx_moe's quantize_rows runs between the two. y goes to
-// combine_rows. Numbers: the exact chain, products and sums in fp32; in fp8 a
-// block of 128 columns is summed before it is scaled.
+// combine_rows. Weights in panels (mxfp4, nvfp4, mxfp8) are expanded to bf16, exactly, and multiply
+// bf16 rows; their sums times the expert's multiplier are what biases are added to. Numbers: the
+// exact chain, products and sums in fp32; in fp8 a block of 128 columns is summed before it is
+// scaled. In which order partial sums are added depends on how many experts a call chooses; the
+// same call has the same bits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,9 +41,11 @@ struct Args {
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;  ///< [num_experts, hidden] or null
   EpilogueActivation activation;
-  const void* x = nullptr;    ///< bf16 [T, hidden]
-  void* h = nullptr;          ///< [slots, inter], dense: bf16, or e4m3 codes (input of down only)
-  float* h_values = nullptr;  ///< fp8_block: [slots, inter], what gate_up writes
+  const void* x = nullptr;  ///< bf16 [T, hidden]
+  /// [slots, inter], dense: bf16, or e4m3 codes (input of down only). Panels: bf16, rows of
+  /// panel_row_elements(inter), columns in an order that only down knows.
+  void* h = nullptr;
+  float* h_values = nullptr;        ///< fp8_block: [slots, inter], what gate_up writes
   const float* h_scales = nullptr;  ///< fp8_block: [slots, ceil(inter / 128)]
   float* y = nullptr;               ///< [slots, hidden]
   int32_t num_sms = 0;

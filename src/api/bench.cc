@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "api/bench_gpu.h"
 #include "api/bench_parts.h"
 #include "api/bench_peers.h"
 #include "api/bench_routing.h"
+#include "api/bench_work.h"
 #include "api/doctor.h"
 #include "api/probe.h"
 #include "base/check.h"
@@ -17,7 +19,6 @@
 #include "engine/plan.h"
 #include "moekit/communicator.h"
 #include "problem/canonical_layer.h"
-#include "quant/weight_codec.h"
 
 namespace moekit {
 namespace {
@@ -37,24 +38,6 @@ constexpr double kPeersEverySeconds = 0.15;
 // Calls of the exchange alone vary less than whole ones.
 constexpr double kExchangeSeconds = 0.4;
 
-/// Bytes of a stored [rows, cols] matrix: codes and scales.
-int64_t matrix_bytes(const WeightScheme& scheme, int64_t rows, int64_t cols) {
-  const quant::EncodedLayout layout = quant::EncodedLayout::of(scheme, rows, cols);
-  return rows * layout.code_row_bytes +
-         layout.scale_rows * layout.scale_cols * bytes_of(layout.scale_unit);
-}
-
-int64_t expert_bytes(const MoeConfig& c) {
-  const int64_t halves = c.activation.gated ? 2 : 1;
-  return halves * matrix_bytes(c.gate_up_weights, c.inter, c.routed_width()) +
-         matrix_bytes(c.down_weights, c.routed_width(), c.inter);
-}
-
-double expert_flops_per_slot(const MoeConfig& c) {
-  return 2.0 * static_cast<double>(c.activation.gated ? 3 : 2) *
-         static_cast<double>(c.routed_width()) * static_cast<double>(c.inter);
-}
-
 /// Work of one call beyond the routed experts.
 struct Extras {
   double bytes = 0, flops = 0;
@@ -69,8 +52,8 @@ Extras extras_of(const MoeConfig& c, const BenchRequest& request, double tokens)
   }
   if (request.include_shared && c.shared.inter > 0) {
     extras.bytes += static_cast<double>(
-        halves * matrix_bytes(c.shared.gate_up_weights, c.shared.inter, c.hidden) +
-        matrix_bytes(c.shared.down_weights, c.hidden, c.shared.inter));
+        halves * api::matrix_bytes(c.shared.gate_up_weights, c.shared.inter, c.hidden) +
+        api::matrix_bytes(c.shared.down_weights, c.hidden, c.shared.inter));
     extras.flops += 2.0 * tokens * static_cast<double>((halves + 1) * c.hidden * c.shared.inter);
   }
   if (c.latent > 0) {
@@ -78,19 +61,6 @@ Extras extras_of(const MoeConfig& c, const BenchRequest& request, double tokens)
     extras.flops += 4.0 * tokens * static_cast<double>(c.latent * c.hidden);
   }
   return extras;
-}
-
-/// The layer to time: without its shared experts unless they are wanted.
-LayerSource timed_source(const BenchRequest& request) {
-  LayerSource source = request.source;
-  if (request.include_shared || source.config.shared.inter == 0) return source;
-  auto bare = std::make_shared<CanonicalLayer>(*source.canonical);
-  bare->config.shared = SharedSpec{};
-  bare->shared = StoredExpert{};
-  bare->shared_gate = StoredMatrix{};
-  source.config = bare->config;
-  source.canonical = std::move(bare);
-  return source;
 }
 
 /// Everything that one point rotates through.
@@ -146,34 +116,12 @@ class Rotation {
   std::vector<engine::SyntheticRouting> samples_;
 };
 
-/// What the rotation touches, as means over its variants.
-struct Touched {
-  double active = 0;        ///< distinct experts of a call
-  double slots = 0;         ///< (token, slot) pairs with an expert
-  int64_t in_rotation = 0;  ///< distinct experts of all variants
-};
-
-Touched count_touched(const std::vector<std::vector<int32_t>>& all, int64_t num_experts) {
-  Touched touched;
-  std::vector<int32_t> joined;
-  for (const auto& ids : all) {
-    touched.active += static_cast<double>(api::count_active(ids, num_experts));
-    touched.slots += static_cast<double>(
-        std::count_if(ids.begin(), ids.end(), [](int32_t id) { return id >= 0; }));
-    joined.insert(joined.end(), ids.begin(), ids.end());
-  }
-  touched.active /= static_cast<double>(all.size());
-  touched.slots /= static_cast<double>(all.size());
-  touched.in_rotation = api::count_active(joined, num_experts);
-  return touched;
-}
-
 /// The layer in as many copies as the rotation needs to leave the cache.
 class Bench {
  public:
   Bench(const BenchRequest& request, const std::function<void(const std::string&)>& progress)
       : request_(request),
-        source_(timed_source(request)),
+        source_(api::timed_source(request)),
         progress_(progress),
         cache_bytes_(largest_cache(request.options.comm)),
         probe_(total_threads(), cache_bytes_) {
@@ -302,17 +250,18 @@ class Bench {
   /// Fills work and working set of `p`, and makes copies until the weights are cold.
   void describe_work(BenchPoint& p, const Rotation& rotation) {
     const MoeConfig& c = source_.config;
-    const Touched touched = count_touched(rotation.all_ids(copies_.front()), c.num_experts);
+    const api::Touched touched =
+        api::count_touched(rotation.all_ids(copies_.front()), c.num_experts);
     const Extras extras = extras_of(c, request_, static_cast<double>(p.tokens_total));
     const auto rows = static_cast<double>(p.tokens_total);
     p.active_experts = touched.active;
-    p.weights_bytes = touched.active * static_cast<double>(expert_bytes(c)) + extras.bytes;
+    p.weights_bytes = touched.active * static_cast<double>(api::expert_bytes(c)) + extras.bytes;
     // Hidden rows come as bf16 and leave as f32.
     p.activations_bytes = rows * static_cast<double>(c.hidden) * (2 + 4);
-    p.flops = touched.slots * expert_flops_per_slot(c) + extras.flops;
+    p.flops = touched.slots * api::flops_per_slot(c) + extras.flops;
     p.wire_bytes = static_cast<double>(copies_.front().wire_bytes());
     p.wire_bytes *= rows / static_cast<double>(std::max<int64_t>(1, capacity_));
-    const int64_t once = touched.in_rotation * expert_bytes(c);
+    const int64_t once = touched.in_rotation * api::expert_bytes(c);
     const int64_t wanted = kColdFactor * cache_bytes_;
     while (once > 0 && once * static_cast<int64_t>(copies_.size()) < wanted &&
            copies_.size() < kMaxCopies) {
@@ -383,10 +332,16 @@ void run_bench(const BenchRequest& request, const std::function<void(const Bench
   for (int64_t tokens : request.tokens) {
     MOEKIT_CHECK(tokens >= 1, "bench: token counts must be 1 or more, got {}", tokens);
   }
-  Bench bench(request, progress);
-  for (int64_t tokens : request.tokens) {
-    if (progress) progress(fmt::format("{} tokens a rank", tokens));
-    report(bench.point(tokens));
+  const auto time_all = [&](auto&& bench) {
+    for (int64_t tokens : request.tokens) {
+      if (progress) progress(fmt::format("{} tokens a rank", tokens));
+      report(bench.point(tokens));
+    }
+  };
+  if (request.options.device.type == DeviceType::cuda) {
+    time_all(api::GpuBench(request, progress));
+  } else {
+    time_all(Bench(request, progress));
   }
 }
 

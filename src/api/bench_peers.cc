@@ -37,8 +37,6 @@ std::string misfit(const BenchRequest& request, const MoeConfig& config) {
   if (request.num_ranks > 1) {
     return fmt::format("peers run on one rank, this bench has {}", request.num_ranks);
   }
-  if (request.options.device.type != DeviceType::cpu)
-    return "peers run on the CPU, this bench does not";
   if (request.include_router || (request.include_shared && config.shared.inter > 0))
     return "peers compute the routed experts alone; leave --include out";
   if (config.latent > 0) return "peers have no latent projections";
@@ -117,6 +115,7 @@ PeerBench::PeerBench(const BenchRequest& request, const LayerSource& source, int
   PeerLayer layer;
   layer.config = source.config;
   layer.dtype = operand_of(resolved);
+  layer.device = options.device;
   layer.num_threads = options.num_threads > 0 ? options.num_threads : usable_cpus();
   layer.rows_per_expert =
       std::max(1.0, static_cast<double>(most_tokens * source.config.top_k) /
@@ -162,6 +161,7 @@ std::vector<float> PeerBench::reference(const RankedInputs& inputs, int64_t rows
   for (TensorView* view : {&first.hidden, &first.topk_ids, &first.topk_weights})
     view->shape[0] = rows;
   PlanOptions options = request_.options;
+  options.device = {};
   options.backend = "ref";
   options.activations = ActivationFormat::f32;
   options.pack_cache.clear();
@@ -214,17 +214,17 @@ void PeerBench::try_out(Contender& c, const std::vector<float>& expected, int64_
          "bound, {} values finite in one of the two only; not timed",
          errors.rel_rms, bound, errors.nonfinite_mismatches);
   }
-  run(c, 1);
+  if (!on_gpu()) run(c, 1);
+}
+
+PeerTurn PeerBench::turn_of(int64_t number) const {
+  const int64_t copy = number % num_copies_;
+  return {static_cast<int>(copy), static_cast<int>((number / num_copies_ + copy) % num_calls_)};
 }
 
 std::vector<double> PeerBench::run(Contender& c, int64_t count) {
   std::vector<PeerTurn> turns;
-  for (int64_t i = 0; i < count; ++i, ++c.turns) {
-    // As the layer's own calls: successive ones touch other weights.
-    const int64_t copy = c.turns % num_copies_;
-    turns.push_back(
-        {static_cast<int>(copy), static_cast<int>((c.turns / num_copies_ + copy) % num_calls_)});
-  }
+  for (int64_t i = 0; i < count; ++i) turns.push_back(turn_of(c.turns++));
   std::vector<double> times = c.peer->time(turns);
   c.last_seconds = times.back() / 1e6;
   return times;
@@ -251,10 +251,34 @@ bool PeerBench::take_turns(double own_seconds) {
   return ran;
 }
 
+void PeerBench::time_graphs(int untimed, int timed) {
+  std::vector<PeerTurn> turns;
+  for (int i = 0; i < num_calls_; ++i) turns.push_back({i % num_copies_, i});
+  for (Contender& c : contenders_) {
+    if (!c.active()) continue;
+    tell_(fmt::format("{}: {} tokens", c.peer->name(), num_tokens_));
+    c.result.reason = reason_of([&] {
+      c.times = c.peer->time_graph(turns, untimed, timed);
+      MOEKIT_CHECK_AS(ErrorCode::unsupported, !c.times.empty(), "it does not run on a GPU");
+    });
+  }
+}
+
+DenseRate PeerBench::dense_rate(bool fp8) {
+  DenseRate rate;
+  for (Contender& c : contenders_) {
+    if (!c.broken.empty() || rate.tflops > 0) continue;
+    rate.peer = c.peer->name();
+    // A peer without this product may still have the layer's.
+    reason_of([&] { rate.tflops = c.peer->dense_tflops(fp8); });
+  }
+  return rate;
+}
+
 std::vector<PeerTime> PeerBench::finish() {
   std::vector<PeerTime> results;
   for (Contender& c : contenders_) {
-    while (c.active() && static_cast<int64_t>(c.times.size()) < kFewestCalls) {
+    while (!on_gpu() && c.active() && static_cast<int64_t>(c.times.size()) < kFewestCalls) {
       std::this_thread::sleep_for(kPause);
       c.result.reason = reason_of([&] { take_turn(c, kTurnSeconds); });
     }

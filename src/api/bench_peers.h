@@ -11,6 +11,12 @@
 
 namespace moekit::api {
 
+/// A dense product's rate, and the peer that measured it; 0: none did.
+struct DenseRate {
+  double tflops = 0;
+  std::string peer;
+};
+
 class PeerBench {
  public:
   /// Opens the peers and gives them the layer's weights. What a peer throws becomes its reason.
@@ -22,8 +28,12 @@ class PeerBench {
   /// Gives each peer that has had less time than `own_seconds` a turn. True when one ran: whoever
   /// is timed next should run once untimed, for the machine has waited meanwhile.
   bool take_turns(double own_seconds);
+  /// On a GPU, in place of turns: each peer's calls of the point in one graph.
+  void time_graphs(int untimed, int timed);
   /// Turns until every peer has a median, and the results.
   std::vector<PeerTime> finish();
+  /// Of a GPU's matrix units with bf16 or fp8 operands. What the first usable peer measures.
+  DenseRate dense_rate(bool fp8);
 
  private:
   struct Contender {
@@ -42,6 +52,9 @@ class PeerBench {
   void try_out(Contender& contender, const std::vector<float>& reference, int64_t rows);
   /// Microseconds of the next `count` calls of its rotation.
   std::vector<double> run(Contender& contender, int64_t count);
+  /// As the layer's own calls: successive ones touch other weights.
+  PeerTurn turn_of(int64_t number) const;
+  bool on_gpu() const { return request_.options.device.type == DeviceType::cuda; }
   void take_turn(Contender& contender, double seconds);
 
   const BenchRequest& request_;

@@ -14,8 +14,9 @@ namespace {
 struct Placed {
   trace::Event event;
   int32_t rank = 0;
-  int32_t thread = 0;
+  int32_t thread = 0;  ///< kGpu: of the rank's GPU
 };
+constexpr int32_t kGpu = -1;
 
 std::vector<Placed> events_of(const trace::Recorder& recorder) {
   std::vector<Placed> all;
@@ -24,6 +25,10 @@ std::vector<Placed> events_of(const trace::Recorder& recorder) {
       for (const trace::Event& event : rank->threads[t]->events()) {
         all.push_back({event, rank->rank, static_cast<int32_t>(t)});
       }
+    }
+    if (rank->device == nullptr) continue;
+    for (const trace::Event& event : rank->device->events()) {
+      all.push_back({event, rank->rank, kGpu});
     }
   }
   return all;
@@ -65,8 +70,14 @@ void gather_trace(const Trace& trace, const CommunicatorHandle& ranks) {
       Placed placed = all[i];
       placed.event.begin_ns = std::max<int64_t>(0, placed.event.begin_ns + shift);
       placed.event.end_ns = std::max<int64_t>(placed.event.begin_ns, placed.event.end_ns + shift);
-      const trace::RankRings* rings = recorder.add_rank(placed.rank, placed.thread + 1);
-      rings->threads[static_cast<size_t>(placed.thread)]->push(placed.event);
+      const bool on_gpu = placed.thread == kGpu;
+      const trace::RankRings* rings =
+          recorder.add_rank(placed.rank, std::max(1, placed.thread + 1), on_gpu);
+      if (on_gpu) {
+        rings->device->push(placed.event);
+      } else {
+        rings->threads[static_cast<size_t>(placed.thread)]->push(placed.event);
+      }
     }
   }
 }

@@ -8,9 +8,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "device/arch.h"
 #include "moekit/config.h"
+#include "trace/stage.h"
 
 namespace moekit::device {
 
@@ -34,6 +36,12 @@ inline constexpr std::string_view kSplitChain = "chain=split";
 
 enum class RowType : int32_t { f32, bf16 };
 
+/// A step of a call as the device's clock saw it, from the start of the call's first step.
+struct DeviceSpan {
+  trace::Stage stage = trace::Stage::index;
+  double begin_us = 0, end_us = 0;
+};
+
 /// One call. Pointers are host memory, or with `on_device` the device's.
 struct ExpertsCall {
   int64_t num_tokens = 0;
@@ -48,6 +56,9 @@ struct ExpertsCall {
   bool on_device = false;
   /// cudaStream_t. Null: the default stream, or for host memory the workspace's own.
   void* stream = nullptr;
+  /// Not null: replaced by the steps of this call, which then allocates, and runs its steps one
+  /// after the other where they would overlap. On host memory only.
+  std::vector<DeviceSpan>* spans = nullptr;
 };
 
 /// Everything mutable of one call in flight. Allocates when it is made, never later.
@@ -70,6 +81,8 @@ class DeviceExperts {
   virtual std::unique_ptr<ExpertsWorkspace> make_workspace() const = 0;
 };
 
+class GpuTools;
+
 struct GpuFacts {
   std::string name;
   Arch arch;
@@ -89,10 +102,12 @@ class CudaPlugin {
   /// Device memory of one workspace. Needs no GPU.
   virtual int64_t workspace_bytes(const ExpertsSpec& spec) const = 0;
   virtual std::unique_ptr<DeviceExperts> make_experts(const ExpertsSpec& spec) const = 0;
+  /// device/gpu_tools.h.
+  virtual const GpuTools& tools() const = 0;
 };
 
-/// Raised whenever something above changes.
-inline constexpr uint32_t kCudaPluginInterface = 1;
+/// Raised whenever something above or in device/gpu_tools.h changes.
+inline constexpr uint32_t kCudaPluginInterface = 2;
 inline constexpr const char* kCudaPluginEntry = "moekit_cuda_plugin";
 /// The only symbol of the plug-in. Null where it was built for another interface or version
 /// (MOEKIT_VERSION) of moekit. Lives as long as the process.

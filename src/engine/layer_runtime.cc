@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "engine/device_store.h"
 #include "engine/pack_cache.h"
 #include "linear/cpu_isa.h"
 #include "quant/stored_codec.h"
@@ -53,7 +54,8 @@ trace::Context LayerRuntime::make_trace_context() const {
   context.workspace = num_workspaces_.fetch_add(1, std::memory_order_relaxed);
   context.recorder = options_.trace.recorder().get();
   if (context.recorder != nullptr) {
-    context.rings = context.recorder->add_rank(options_.comm.impl->rank(), plan_->num_threads);
+    context.rings = context.recorder->add_rank(options_.comm.impl->rank(), plan_->num_threads,
+                                               device_ != nullptr);
   }
   return context;
 }
@@ -125,7 +127,8 @@ void LayerRuntime::pack_experts(ThreadPool& threads) {
   };
   PackOutcome outcome = PackOutcome::off;
   if (layout.on_device) {
-    upload_experts(threads);
+    device_ =
+        std::move(upload_experts(*canonical_, *plan_, 1, threads, options_.allocator).front());
   } else if (layout.total_bytes() == 0) {
     // Read in place.
   } else if (options_.pack_cache.empty()) {
@@ -160,27 +163,6 @@ void LayerRuntime::pack_in_parts(ThreadPool& threads) {
     member.pack_experts(*canonical_, local, layout, places, threads);
     options_.packing_progress(layout.expert_offset[static_cast<size_t>(last)], total);
   }
-}
-
-void LayerRuntime::upload_experts(ThreadPool& threads) {
-  const experts::Experts& member = *plan_->choice.experts;
-  const std::span<const int32_t> local = plan_->local_experts();
-  device_ = member.make_device_experts(*canonical_, plan_->problem);
-  // A round of experts at a time, one a thread.
-  const int64_t bytes = plan_->layout.expert_bytes();
-  const auto count = static_cast<int64_t>(local.size());
-  const int64_t round = std::min<int64_t>(count, threads.num_threads());
-  const Buffer images(checked_mul(round, bytes, "images of experts"), options_.allocator);
-  for (int64_t first = 0; first < count; first += round) {
-    std::vector<std::byte*> places(local.size(), nullptr);
-    const int64_t last = std::min(first + round, count);
-    for (int64_t e = first; e < last; ++e) {
-      places[static_cast<size_t>(e)] = images.data() + (e - first) * bytes;
-    }
-    member.pack_experts(*canonical_, local, plan_->layout, places, threads);
-    for (int64_t e = first; e < last; ++e) device_->upload(e, places[static_cast<size_t>(e)]);
-  }
-  device_->finish();
 }
 
 template <typename Body>

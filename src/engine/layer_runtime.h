@@ -94,8 +94,6 @@ class LayerRuntime {
   /// A rank that fails alone fails its groups: peers would wait for its rows.
   template <typename Body>
   void or_abort(FaultsOf faults, Body&& body) const;
-  /// Copies each expert of this rank to the device.
-  void upload_experts(ThreadPool& threads);
   void set_up(CallState& state, const LayerArgs& args) const;
   /// T, where the plan takes so many tokens.
   int64_t check_tokens(const TensorView& hidden) const;

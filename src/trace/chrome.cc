@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "trace/recorder.h"
 
@@ -55,6 +56,14 @@ void append_event(std::string& out, const Event& event, int rank, size_t thread)
   out += '}';
 }
 
+/// Rings of a rank by track: its threads, then its GPU.
+std::vector<const Ring*> tracks_of(const RankRings& rank) {
+  std::vector<const Ring*> tracks;
+  for (const auto& ring : rank.threads) tracks.push_back(ring.get());
+  if (rank.device != nullptr) tracks.push_back(rank.device.get());
+  return tracks;
+}
+
 void append_names(std::string& out, const RankRings& rank, bool& first) {
   const auto to = std::back_inserter(out);
   fmt::format_to(to,
@@ -63,12 +72,13 @@ void append_names(std::string& out, const RankRings& rank, bool& first) {
                  R"("args":{{"name":"rank {}"}}}})",
                  first ? "" : ",", rank.rank, rank.rank);
   first = false;
-  for (size_t t = 0; t < rank.threads.size(); ++t) {
+  const size_t num_threads = rank.threads.size();
+  for (size_t t = 0; t < tracks_of(rank).size(); ++t) {
     fmt::format_to(to,
                    ",\n"
                    R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},)"
-                   R"("args":{{"name":"thread {}"}}}})",
-                   rank.rank, t, t);
+                   R"("args":{{"name":"{}"}}}})",
+                   rank.rank, t, t < num_threads ? fmt::format("thread {}", t) : "GPU");
   }
 }
 
@@ -80,8 +90,9 @@ std::string to_chrome_json(const Recorder& recorder) {
   bool first = true;
   for (const auto& rank : recorder.ranks()) append_names(out, *rank, first);
   for (const auto& rank : recorder.ranks()) {
-    for (size_t t = 0; t < rank->threads.size(); ++t) {
-      std::vector<Event> events = rank->threads[t]->events();
+    const std::vector<const Ring*> tracks = tracks_of(*rank);
+    for (size_t t = 0; t < tracks.size(); ++t) {
+      std::vector<Event> events = tracks[t]->events();
       std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
         return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns;
       });

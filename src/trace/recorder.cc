@@ -36,23 +36,26 @@ Recorder::Recorder(int64_t spans_per_thread) : capacity_(spans_per_thread) {
 
 Recorder::~Recorder() { stop(); }
 
-const RankRings* Recorder::add_rank(int rank, int num_threads) {
+const RankRings* Recorder::add_rank(int rank, int num_threads, bool with_device) {
   const std::lock_guard lock(mutex_);
   auto at = std::lower_bound(ranks_.begin(), ranks_.end(), rank,
                              [](const auto& rings, int wanted) { return rings->rank < wanted; });
   if (at == ranks_.end() || (*at)->rank != rank) {
-    at = ranks_.insert(at, std::make_unique<RankRings>(RankRings{rank, {}}));
+    at = ranks_.insert(at, std::make_unique<RankRings>(RankRings{rank, {}, nullptr}));
   }
   std::vector<std::unique_ptr<Ring>>& threads = (*at)->threads;
   while (static_cast<int>(threads.size()) < num_threads) {
     threads.push_back(std::make_unique<Ring>(capacity_));
   }
+  std::unique_ptr<Ring>& device = (*at)->device;
+  if (with_device && device == nullptr) device = std::make_unique<Ring>(capacity_);
   return at->get();
 }
 
 void Recorder::start() {
   for (const auto& rank : ranks_) {
     for (const auto& ring : rank->threads) ring->clear();
+    if (rank->device != nullptr) rank->device->clear();
   }
   start_ = Clock::now();
   if (!on_.exchange(true)) recorders_on.fetch_add(1);
@@ -66,6 +69,7 @@ int64_t Recorder::lost() const {
   int64_t lost = 0;
   for (const auto& rank : ranks_) {
     for (const auto& ring : rank->threads) lost += ring->lost();
+    if (rank->device != nullptr) lost += rank->device->lost();
   }
   return lost;
 }

@@ -57,6 +57,7 @@ class Ring {
 struct RankRings {
   int rank = 0;
   std::vector<std::unique_ptr<Ring>> threads;
+  std::unique_ptr<Ring> device;  ///< of its GPU; null: it has none
 };
 
 /// Recorders that are on, of the whole process: what a span looks at first.
@@ -70,8 +71,9 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  /// Rings of a rank's `num_threads` threads, made when they are not there yet. Plan time only.
-  const RankRings* add_rank(int rank, int num_threads);
+  /// Rings of a rank's `num_threads` threads, and of its GPU where it has one, made when they are
+  /// not there yet. Plan time only.
+  const RankRings* add_rank(int rank, int num_threads, bool with_device = false);
 
   void start();
   void stop();

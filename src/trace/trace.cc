@@ -12,6 +12,7 @@ namespace {
 
 using trace::Event;
 using trace::Recorder;
+using trace::Ring;
 using trace::StageKind;
 
 const Recorder& checked(const std::shared_ptr<Recorder>& recorder) {
@@ -23,7 +24,8 @@ void add(int64_t fact, int64_t& sum) {
   if (fact >= 0) sum = std::max<int64_t>(0, sum) + fact;
 }
 
-/// Spans of the ranks' calling threads only: threads of a pool work inside a stage of theirs.
+/// Spans of the ranks' calling threads and GPUs only: threads of a pool work inside a stage of
+/// theirs.
 StageTime time_of(const Recorder& recorder, trace::Stage stage) {
   const trace::StageInfo& info = trace::info_of(stage);
   StageTime time;
@@ -32,13 +34,21 @@ StageTime time_of(const Recorder& recorder, trace::Stage stage) {
   time.window = info.kind == StageKind::window;
   for (const auto& rank : recorder.ranks()) {
     double of_rank = 0;
-    for (const Event& event : rank->threads.front()->events()) {
-      if (event.stage != stage) continue;
-      ++time.spans;
-      of_rank += static_cast<double>(event.end_ns - event.begin_ns) / 1e3;
-      add(event.facts.bytes, time.bytes);
-      add(event.facts.own_bytes, time.own_bytes);
-      add(event.facts.rows, time.rows);
+    const auto take = [&](const Ring& ring) {
+      for (const Event& event : ring.events()) {
+        if (event.stage != stage) continue;
+        ++time.spans;
+        of_rank += static_cast<double>(event.end_ns - event.begin_ns) / 1e3;
+        add(event.facts.bytes, time.bytes);
+        add(event.facts.own_bytes, time.own_bytes);
+        add(event.facts.rows, time.rows);
+      }
+    };
+    take(*rank->threads.front());
+    if (rank->device != nullptr) {
+      const int64_t before = time.spans;
+      take(*rank->device);
+      time.on_gpu = time.on_gpu || time.spans > before;
     }
     time.total_us += of_rank;
     time.max_us = std::max(time.max_us, of_rank);

@@ -1,5 +1,5 @@
-// The experts of a whole layer on a GPU against plain double loops here: the split layer in bf16
-// and fp8, and the reference chain.
+// The experts of a whole layer on a GPU against plain double loops here: the split layer and the
+// decode layer in bf16, fp8 and weight panels, and the reference chain.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -10,6 +10,7 @@
 #include "problem/error_bound.h"
 #include "quant/row_codec.h"
 #include "tests/cuda/gpu.h"
+#include "tests/cuda/panels.h"
 
 namespace moekit::testing {
 namespace {
@@ -37,8 +38,10 @@ struct LayerCase {
 /// A layer's data on the host: stored bits and their values.
 struct HostLayer {
   std::vector<uint16_t> x, gate_up, down;  // bf16 bits
-  std::vector<uint8_t> gate_up8, down8;    // e4m3 codes
+  std::vector<uint8_t> gate_up8, down8;    // e4m3 codes, or panels
   std::vector<float> gate_up_scales, down_scales;
+  std::vector<PanelMatrix> gate_up_matrices, down_matrices;  // panels: [experts][halves], [experts]
+  std::vector<float> multipliers, up_multipliers, down_multipliers;
   std::vector<float> gate_bias, up_bias, down_bias;
   std::vector<int32_t> ids;
   std::vector<float> weights;
@@ -47,6 +50,7 @@ struct HostLayer {
 int64_t halves(const LayerCase& c) { return c.activation.gated ? 2 : 1; }
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
 bool fp8(const LayerCase& c) { return c.format == gemm::Format::fp8_block; }
+bool panels(const LayerCase& c) { return kernels::in_panels(c.format); }
 
 /// Stored row of row n of half h (0 gate, 1 up; without a gate 0 is up).
 int64_t stored_row(const LayerCase& c, int64_t h, int64_t n) {
@@ -58,13 +62,34 @@ int64_t stored_row(const LayerCase& c, int64_t h, int64_t n) {
   return 0;
 }
 
+void make_panels(const LayerCase& c, Random& random, HostLayer& l) {
+  auto pack = [](const std::vector<PanelMatrix>& matrices, std::vector<uint8_t>& to) {
+    const PanelMatrix& first = matrices.front();
+    const int64_t bytes = kernels::panel_matrix_bytes(first.format, first.rows, first.depth);
+    to.resize(matrices.size() * bytes);
+    for (size_t i = 0; i < matrices.size(); ++i) matrices[i].pack(to.data() + i * bytes);
+  };
+  for (int32_t e = 0; e < c.experts; ++e) {
+    for (int64_t h = 0; h < halves(c); ++h) {
+      l.gate_up_matrices.emplace_back(c.format, c.inter, c.hidden, random);
+      (h == 0 ? l.multipliers : l.up_multipliers).push_back(l.gate_up_matrices.back().multiplier());
+    }
+    l.down_matrices.emplace_back(c.format, c.hidden, c.inter, random);
+    l.down_multipliers.push_back(l.down_matrices.back().multiplier());
+  }
+  pack(l.gate_up_matrices, l.gate_up8);
+  pack(l.down_matrices, l.down8);
+}
+
 HostLayer make_layer(const LayerCase& c) {
   HostLayer l;
   Random random(c.tokens * 31 + c.inter);
   l.x = random_bf16(c.tokens * c.hidden, 1.0f, random);
   const int64_t up_count = c.experts * halves(c) * c.inter * c.hidden;
   const int64_t down_count = int64_t{c.experts} * c.hidden * c.inter;
-  if (fp8(c)) {
+  if (panels(c)) {
+    make_panels(c, random, l);
+  } else if (fp8(c)) {
     auto codes = [&](int64_t n) {
       std::vector<uint8_t> v(n);
       for (auto& b : v) b = f32_to_e4m3(100.0f * random.normal());
@@ -111,6 +136,7 @@ struct Values {
   const LayerCase& c;
   const HostLayer& l;
   float up(int64_t e, int64_t h, int64_t n, int64_t k) const {
+    if (panels(c)) return l.gate_up_matrices[e * halves(c) + h].values[n * c.hidden + k];
     const int64_t i = (e * halves(c) * c.inter + stored_row(c, h, n)) * c.hidden + k;
     if (!fp8(c)) return bf16_to_f32(l.gate_up[i]);
     const int64_t b =
@@ -118,6 +144,7 @@ struct Values {
     return e4m3_to_f32(l.gate_up8[i]) * l.gate_up_scales[b];
   }
   float down(int64_t e, int64_t n, int64_t k) const {
+    if (panels(c)) return l.down_matrices[e].values[n * c.inter + k];
     const int64_t i = (e * c.hidden + n) * c.inter + k;
     if (!fp8(c)) return bf16_to_f32(l.down[i]);
     return e4m3_to_f32(l.down8[i]) *
@@ -190,17 +217,19 @@ RowErrors row_errors(const std::vector<float>& got, const std::vector<double>& e
   return result;
 }
 
-/// Weights, routing and x of a case on the device, and the layer over them.
+/// Weights, routing and x of a case on the device, and layers over them.
 struct DeviceLayer {
   LayerCase c;
   DeviceArray<uint16_t> x, gate_up, down;
   DeviceArray<uint8_t> gate_up8, down8;
   DeviceArray<float> gate_up_scales, down_scales, gate_bias, up_bias, down_bias, weights;
+  DeviceArray<float> multipliers, up_multipliers, down_multipliers;
   DeviceArray<int32_t> ids;
   DeviceArray<uint16_t> out;
   std::unique_ptr<DeviceArray<uint8_t>> workspace;
+  SplitLayerSpec spec;
   std::unique_ptr<SplitLayer> layer;
-  std::unique_ptr<DecodeLayer> decode;  // where it takes the case
+  std::unique_ptr<DecodeLayer> decode;
 
   DeviceLayer(const LayerCase& layer_case, const HostLayer& l, bool cluster, bool overlap,
               bool gather = true)
@@ -216,9 +245,11 @@ struct DeviceLayer {
         up_bias(l.up_bias),
         down_bias(l.down_bias),
         weights(l.weights),
+        multipliers(l.multipliers),
+        up_multipliers(l.up_multipliers),
+        down_multipliers(l.down_multipliers),
         ids(l.ids),
         out(l.x.size()) {
-    SplitLayerSpec spec;
     spec.format = c.format;
     spec.num_experts = c.experts;
     spec.top_k = c.top_k;
@@ -232,13 +263,37 @@ struct DeviceLayer {
     spec.gather = gather;
     workspace = std::make_unique<DeviceArray<uint8_t>>(
         std::max(SplitLayer::workspace_bytes(spec), DecodeLayer::workspace_bytes(spec)));
-    layer = std::make_unique<SplitLayer>(spec, views(), workspace->data());
-    if (DecodeLayer::refusal(spec) == nullptr) {
-      decode = std::make_unique<DecodeLayer>(spec, views(), workspace->data());
-    }
+  }
+  /// The one layer or the other, in the same workspace.
+  void use_split() { layer = std::make_unique<SplitLayer>(spec, views(), workspace->data()); }
+  void use_decode(int num_sms) {
+    spec.num_sms = num_sms;
+    decode = std::make_unique<DecodeLayer>(spec, views(), workspace->data());
   }
 
   SplitLayerWeights views() const {
+    SplitLayerWeights w = panels(c) ? panel_views() : row_views();
+    if (c.bias) {
+      w.gate_bias = gate_bias.data();
+      w.up_bias = up_bias.data();
+      w.down_bias = down_bias.data();
+    }
+    return w;
+  }
+  SplitLayerWeights panel_views() const {
+    SplitLayerWeights w;
+    const int64_t bytes = kernels::panel_matrix_bytes(c.format, c.inter, c.hidden);
+    w.gate_up.base = gate_up8.data();
+    w.gate_up.expert_bytes = halves(c) * bytes;
+    w.gate_up.half_bytes = c.activation.gated ? bytes : 0;
+    w.gate_up.multipliers = multipliers.data();
+    w.gate_up.up_multipliers = c.activation.gated ? up_multipliers.data() : nullptr;
+    w.down.base = down8.data();
+    w.down.expert_bytes = kernels::panel_matrix_bytes(c.format, c.hidden, c.inter);
+    w.down.multipliers = down_multipliers.data();
+    return w;
+  }
+  SplitLayerWeights row_views() const {
     const int64_t bytes = fp8(c) ? 1 : 2;
     SplitLayerWeights w;
     const auto* base = fp8(c) ? gate_up8.data() : reinterpret_cast<const uint8_t*>(gate_up.data());
@@ -262,11 +317,6 @@ struct DeviceLayer {
     w.down.scales = down_scales.data();
     w.down.scale_row = blocks(c.inter);
     w.down.scale_expert = blocks(c.hidden) * blocks(c.inter);
-    if (c.bias) {
-      w.gate_bias = gate_bias.data();
-      w.up_bias = up_bias.data();
-      w.down_bias = down_bias.data();
-    }
     return w;
   }
 
@@ -284,7 +334,8 @@ struct DeviceLayer {
 /// Any row: the bound of the exact chain (problem/error_bound.h), twice for the tensor cores' fp8
 /// sums (13 fraction bits below the largest product of an instruction, so h differs by about 2^-12
 /// where fp32 sums differ by 2^-20), and the roundings of slot rows and result to bf16 (2^-9 at
-/// most each).
+/// most each). Weights in panels are exact in bf16; their multipliers are one more rounding of fp32
+/// each, which the bound's constants cover.
 double worst_bound(const LayerCase& c) {
   MoeConfig config;
   config.hidden = c.hidden;
@@ -313,11 +364,29 @@ ActivationSpec act(ActivationKind kind, bool gated = true,
   return a;
 }
 
+void add_panel_cases(const std::string& name, gemm::Format format, std::vector<LayerCase>& list) {
+  using enum ActivationKind;
+  const LayerCase cases[] = {
+      {"_one_token", format, 1, 2, 4, 64, 64},
+      {"_odd_widths", format, 37, 2, 5, 96, 160},
+      {"_ragged", format, 210, 4, 8, 256, 288, {}, 0, true},
+      {"_hot", format, 530, 2, 4, 192, 224, {}, 85},
+      {"_swiglu_oai", format, 140, 2, 6, 160, 352, act(swiglu_oai, true, 7.0f), 20, true},
+      {"_relu2_no_gate", format, 300, 2, 4, 352, 416, act(relu2, false), 30, true},
+      {"_larger", format, 260, 4, 8, 1024, 768},
+      {"_gptoss_depth", format, 24, 2, 4, 2880, 480},
+  };
+  for (LayerCase c : cases) {
+    c.name = name + c.name;
+    list.push_back(c);
+  }
+}
+
 std::vector<LayerCase> layer_cases() {
   using enum ActivationKind;
   constexpr auto kBf16 = gemm::Format::bf16;
   constexpr auto kFp8 = gemm::Format::fp8_block;
-  return {
+  std::vector<LayerCase> list{
       {"bf16_one_token", kBf16, 1, 2, 4, 64, 64},
       {"bf16_small", kBf16, 37, 2, 5, 96, 160},
       {"bf16_ragged", kBf16, 210, 4, 8, 256, 288, {}, 0, true},
@@ -340,6 +409,10 @@ std::vector<LayerCase> layer_cases() {
       {"fp8_swiglu_oai", kFp8, 140, 2, 6, 160, 352, act(swiglu_oai, true, 7.0f), 20, true,
        Order::interleaved},
   };
+  add_panel_cases("mxfp4", gemm::Format::mxfp4, list);
+  add_panel_cases("nvfp4", gemm::Format::nvfp4, list);
+  add_panel_cases("mxfp8", gemm::Format::mxfp8, list);
+  return list;
 }
 
 class LayerTest : public ::testing::TestWithParam<LayerCase> {};
@@ -357,7 +430,8 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
     for (const bool overlap : {false, true}) {
       // Sorted rows: without a gate there is no instance.
       const bool gather = cluster == overlap || !c.activation.gated;
-      const DeviceLayer device(c, host, cluster, overlap, gather);
+      DeviceLayer device(c, host, cluster, overlap, gather);
+      device.use_split();
       device.enqueue(nullptr);
       const auto got = device.result();
       expect_close(c, got, expected);
@@ -391,13 +465,21 @@ TEST_P(DecodeTest, AgreesWithDoubleLoops) {
   const LayerCase& c = GetParam();
   const HostLayer host = make_layer(c);
   const auto expected = expected_output(c, host, 1);
-  for (const bool overlap : {false, true}) {
-    const DeviceLayer device(c, host, false, overlap);
-    ASSERT_NE(device.decode, nullptr);
-    for (int round = 0; round < 2; ++round) {
-      device.decode->run(device.x.data(), device.ids.data(), device.weights.data(), c.tokens,
-                         nullptr, device.out.data(), nullptr);
-      expect_close(c, device.result(), expected);
+  // On the whole GPU warps share units; on three multiprocessors each warp has several.
+  for (const int num_sms : {device::properties(0).num_sms, 3}) {
+    std::vector<float> first;
+    for (const bool overlap : {false, true}) {
+      DeviceLayer device(c, host, false, overlap);
+      ASSERT_EQ(DecodeLayer::refusal(device.spec), nullptr);
+      device.use_decode(num_sms);
+      for (int round = 0; round < 2; ++round) {
+        device.decode->run(device.x.data(), device.ids.data(), device.weights.data(), c.tokens,
+                           nullptr, device.out.data(), nullptr);
+        const auto got = device.result();
+        expect_close(c, got, expected);
+        if (first.empty()) first = got;
+        EXPECT_EQ(std::memcmp(first.data(), got.data(), got.size() * 4), 0) << overlap << round;
+      }
     }
   }
 }
@@ -410,10 +492,12 @@ INSTANTIATE_TEST_SUITE_P(Cases, LayerTest, ::testing::ValuesIn(layer_cases()),
 
 TEST(Layer, GraphReplayFollowsTheRouting) {
   MOEKIT_NEEDS_GPU(90);
-  for (const auto format : {gemm::Format::bf16, gemm::Format::fp8_block}) {
+  for (const auto format :
+       {gemm::Format::bf16, gemm::Format::fp8_block, gemm::Format::mxfp4, gemm::Format::nvfp4}) {
     LayerCase c{"graph", format, 150, 2, 6, 128, 256};
     const HostLayer host = make_layer(c);
-    const DeviceLayer device(c, host, true, true);
+    DeviceLayer device(c, host, true, true);
+    device.use_split();
     device::Stream stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -439,23 +523,27 @@ TEST(Layer, GraphReplayFollowsTheRouting) {
 
 TEST(Layer, RowAloneHasTheBitsOfTheRowInABatch) {
   MOEKIT_NEEDS_GPU(90);
-  LayerCase c{"rows", gemm::Format::bf16, 300, 2, 4, 128, 256};
-  const HostLayer host = make_layer(c);
-  const DeviceLayer batch(c, host, true, true);
-  batch.enqueue(nullptr);
-  const auto all = batch.result();
-  for (const int64_t t : {0, 17, 299}) {
-    LayerCase one = c;
-    one.tokens = 1;
-    HostLayer single = host;
-    single.x.assign(host.x.begin() + t * c.hidden, host.x.begin() + (t + 1) * c.hidden);
-    single.ids.assign(host.ids.begin() + t * c.top_k, host.ids.begin() + (t + 1) * c.top_k);
-    single.weights.assign(host.weights.begin() + t * c.top_k,
-                          host.weights.begin() + (t + 1) * c.top_k);
-    const DeviceLayer alone(one, single, false, false);
-    alone.enqueue(nullptr);
-    const auto row = alone.result();
-    EXPECT_EQ(std::memcmp(row.data(), all.data() + t * c.hidden, row.size() * 4), 0) << t;
+  for (const auto format : {gemm::Format::bf16, gemm::Format::mxfp4, gemm::Format::mxfp8}) {
+    LayerCase c{"rows", format, 300, 2, 4, 128, 256};
+    const HostLayer host = make_layer(c);
+    DeviceLayer batch(c, host, true, true);
+    batch.use_split();
+    batch.enqueue(nullptr);
+    const auto all = batch.result();
+    for (const int64_t t : {0, 17, 299}) {
+      LayerCase one = c;
+      one.tokens = 1;
+      HostLayer single = host;
+      single.x.assign(host.x.begin() + t * c.hidden, host.x.begin() + (t + 1) * c.hidden);
+      single.ids.assign(host.ids.begin() + t * c.top_k, host.ids.begin() + (t + 1) * c.top_k);
+      single.weights.assign(host.weights.begin() + t * c.top_k,
+                            host.weights.begin() + (t + 1) * c.top_k);
+      DeviceLayer alone(one, single, false, false);
+      alone.use_split();
+      alone.enqueue(nullptr);
+      const auto row = alone.result();
+      EXPECT_EQ(std::memcmp(row.data(), all.data() + t * c.hidden, row.size() * 4), 0) << t;
+    }
   }
 }
 

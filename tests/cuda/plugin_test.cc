@@ -2,8 +2,14 @@
 // CPU's reference, and tensors on the device against tensors on the host.
 #include <algorithm>
 #include <cstdlib>
+#include <string>
+#include <utility>
 
+#include "base/check.h"
+#include "device/cuda/tools.h"
+#include "moekit/bench.h"
 #include "moekit/layer.h"
+#include "moekit/trace.h"
 #include "problem/error_bound.h"
 #include "support/run_layer.h"
 #include "tests/cuda/gpu.h"
@@ -37,6 +43,13 @@ TEST_F(PluginTest, MembersHaveTheReferencesValues) {
       "E=4,k=2,H=96,I=64,latent=32,tokens=8,act=relu2",
       "E=4,k=2,H=64,I=64,tokens=8,weights=nvfp4,activations=nvfp4",
       "E=4,k=2,H=96,I=64,tokens=8,weights=mxfp4",
+      "E=8,k=4,H=224,I=160,tokens=8,weights=mxfp4,act=swiglu_oai,bias=1",
+      "E=4,k=2,H=2880,I=160,tokens=8,weights=mxfp4,act=swiglu_oai,bias=1",
+      "E=6,k=2,H=256,I=384,tokens=8,weights=nvfp4",
+      "E=6,k=2,H=160,I=96,tokens=8,weights=nvfp4,act=relu2",
+      "E=6,k=3,H=96,I=352,tokens=8,weights=nvfp4,act=gelu_tanh@4,bias=down",
+      "E=6,k=2,H=256,I=384,tokens=8,weights=mxfp8",
+      "E=6,k=3,H=288,I=32,tokens=8,weights=mxfp8,bias=1",
       "E=4,k=2,H=64,I=64,tokens=8,weights=mxfp8_e5m2,activations=mxfp8",
       "E=4,k=2,H=64,I=48,tokens=8,weights=fp8_channel,activations=fp8_token",
       "E=4,k=2,H=64,I=48,tokens=8,weights=f32,activations=f32",
@@ -62,14 +75,20 @@ TEST_F(PluginTest, MembersHaveTheReferencesValues) {
       }
     }
   }
-  EXPECT_GT(ran, 40);
+  EXPECT_GT(ran, 80);
 }
 
 TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
   MOEKIT_NEEDS_GPU(80);
   const int64_t tokens = 5, hidden = 128, top_k = 2;
-  const LayerSource source = test::make_layer("E=8,k=2,H=128,I=96,tokens=8");
-  for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+  for (const auto& [backend, format] : {std::pair{"sm90", "bf16"},
+                                        {"cuda_decode", "bf16"},
+                                        {"cuda_ref", "bf16"},
+                                        {"sm90", "mxfp4"},
+                                        {"cuda_decode", "nvfp4"},
+                                        {"sm90", "mxfp8"}}) {
+    const LayerSource source =
+        test::make_layer(std::string("E=8,k=2,H=128,I=96,tokens=8,weights=") + format);
     PlanOptions options = gpu_options(backend);
     options.max_tokens = 8;
     if (!explain_plan(source, options, 1, 8).chosen) continue;
@@ -98,7 +117,100 @@ TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
     const device::Stream stream;
     layer.run(args, stream.get());
     stream.synchronize();
-    EXPECT_EQ(out.get(), host) << backend;
+    EXPECT_EQ(out.get(), host) << backend << " " << format;
+  }
+}
+
+TEST_F(PluginTest, GraphsReplayWhatTheyCapture) {
+  MOEKIT_NEEDS_GPU(80);
+  const device::GpuTools& tools = device::cuda_tools();
+  const std::vector<int32_t> host{1, 2, 3, 4};
+  const auto from = tools.allocate(0, 16), to = tools.allocate(0, 16);
+  from->upload(host.data(), 16);
+  int captured = 0;
+  const auto enqueue = [&](void* stream) {
+    ++captured;
+    device::check_cuda(cudaMemcpyAsync(to->data(), from->data(), 16, cudaMemcpyDeviceToDevice,
+                                       static_cast<cudaStream_t>(stream)),
+                       "copy");
+  };
+  const std::vector<double> times = tools.time_graph(0, {.untimed = 2, .timed = 7}, enqueue);
+  EXPECT_EQ(captured, 1);
+  ASSERT_EQ(times.size(), 7u);
+  EXPECT_GT(*std::min_element(times.begin(), times.end()), 0.0);
+  std::vector<int32_t> got(4);
+  to->download(got.data(), 16);
+  EXPECT_EQ(got, host);
+  // A capture that fails leaves the device usable.
+  const auto broken = [](void*) { fail(ErrorCode::internal, "on purpose"); };
+  EXPECT_THROW(tools.time_graph(0, {}, broken), Error);
+  EXPECT_EQ(tools.time_graph(0, {.untimed = 0, .timed = 1}, enqueue).size(), 1u);
+  EXPECT_GT(tools.free_bytes(0), 0);
+  EXPECT_GT(tools.l2_bytes(0), 0);
+  EXPECT_GT(tools.read_gbs(0), 0.0);
+}
+
+TEST_F(PluginTest, EveryMemberIsBenched) {
+  MOEKIT_NEEDS_GPU(80);
+  int ran = 0;
+  for (const char* spec :
+       {"E=8,k=2,H=128,I=128", "E=8,k=2,H=256,I=128,weights=fp8_block,activations=fp8_block",
+        "E=4,k=2,H=96,I=64,weights=mxfp4"}) {
+    for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+      BenchRequest request;
+      request.source = test::make_layer(spec);
+      request.options = gpu_options(backend);
+      request.tokens = {1, 8};
+      if (!explain_plan(request.source, request.options, 1, 8).chosen) continue;
+      run_bench(request, [&](const BenchPoint& p) {
+        ++ran;
+        EXPECT_EQ(p.repeat, 25) << backend << " " << spec;
+        EXPECT_LE(p.p5_us, p.median_us);
+        EXPECT_LE(p.median_us, p.p95_us);
+        EXPECT_GT(p.p5_us, 0.0);
+        EXPECT_GT(p.floor_us, p.gpu->launch_us);
+        EXPECT_GT(p.gpu->rel_rms, 0.0);
+      });
+    }
+  }
+  EXPECT_GE(ran, 2 * 3);
+}
+
+TEST_F(PluginTest, StepsOfACallFollowEachOther) {
+  MOEKIT_NEEDS_GPU(80);
+  const LayerSource source =
+      test::make_layer("E=8,k=2,H=256,I=128,weights=fp8_block,activations=fp8_block");
+  for (const char* backend : {"sm90", "cuda_decode", "cuda_ref"}) {
+    for (const int64_t tokens : {8, 64, 700}) {
+      PlanOptions options = gpu_options(backend);
+      options.trace = Trace(1024);
+      if (!explain_plan(source, options, 1, tokens).chosen) continue;
+      const RankedLayer layer(source, options, 1, tokens);
+      const OwnedTensor hidden = random_hidden(tokens, 256, 3);
+      RankedInputs in;
+      in.hidden = hidden.view;
+      RankedOutputs plain, traced;
+      layer.run(in, plain);
+      options.trace.start();
+      layer.run(in, traced, 2);
+      options.trace.stop();
+      EXPECT_EQ(traced.output, plain.output) << backend;
+      std::vector<std::string> steps;
+      double on_gpu = 0, experts = 0;
+      for (const StageTime& time : options.trace.summary()) {
+        if (time.stage == "experts") experts = time.total_us;
+        if (!time.on_gpu) continue;
+        steps.push_back(time.stage);
+        on_gpu += time.total_us;
+        EXPECT_GT(time.total_us, 0.0) << time.stage;
+      }
+      for (const char* step :
+           {"copy to device", "quantize", "gemm1", "gemm2", "sum slots", "copy from device"}) {
+        EXPECT_NE(std::find(steps.begin(), steps.end(), step), steps.end())
+            << backend << " " << step;
+      }
+      EXPECT_LE(on_gpu, experts) << backend;
+    }
   }
 }
 

@@ -9,17 +9,19 @@
 
 #include "base/check.h"
 #include "device/cuda_plugin.h"
+#include "device/gpu_tools.h"
 #include "experts/gpu/expert_image.h"
 #include "experts/ref/activation.h"
 #include "moekit/version.h"
 #include "quant/row_codec.h"
 #include "quant/stored_codec.h"
 #include "tensor/float_formats.h"
+#include "tests/support/panel_values.h"
 
 namespace moekit::experts::cuda {
 namespace {
 
-moekit_fake_cuda state{1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, ""};
+moekit_fake_cuda state{1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, "", 0, 0, 0, 0, 0.0};
 
 float load(device::RowType type, const std::byte* row, int64_t i) {
   if (type == device::RowType::f32) return reinterpret_cast<const float*>(row)[i];
@@ -30,7 +32,7 @@ class Experts final : public device::DeviceExperts {
  public:
   explicit Experts(const device::ExpertsSpec& spec)
       : spec_(spec),
-        image_(spec.config),
+        image_(spec.config, spec.kernels),
         images_(static_cast<size_t>(spec.num_experts * image_.bytes)) {
     state.kernels = static_cast<int32_t>(spec.kernels);
   }
@@ -56,6 +58,7 @@ class Experts final : public device::DeviceExperts {
         for (int64_t i = 0; i < width; ++i) sum[i] += call.weights[t * c.top_k + j] * y[i];
       }
       for (int64_t i = 0; i < width; ++i) {
+        sum[i] += static_cast<float>(state.off_by);
         if (call.out_type == device::RowType::f32) {
           static_cast<float*>(call.out)[t * width + i] = sum[i];
         } else {
@@ -81,20 +84,40 @@ class Experts final : public device::DeviceExperts {
 
   static std::vector<float> product(const std::byte* at, const ImageMatrix& m, ScaleSense sense,
                                     const std::vector<float>& x) {
-    quant::EncodedLayout layout = m.layout;
-    layout.scales_offset = m.scales.offset - m.codes.offset;
-    StoredMatrix stored = layout.view(at + m.codes.offset);
-    stored.global_sense = sense;
-    std::memcpy(&stored.global, at + m.global.offset, sizeof(float));
-    std::vector<float> y(static_cast<size_t>(stored.rows)), w(x.size());
-    for (int64_t n = 0; n < stored.rows; ++n) {
-      quant::decode_weights(stored, n, 0, stored.cols, w.data());
+    float global;
+    std::memcpy(&global, at + m.global.offset, sizeof(global));
+    std::vector<float> y(static_cast<size_t>(m.layout.rows)), w(x.size());
+    for (int64_t n = 0; n < m.layout.rows; ++n) {
+      if (m.panels) {
+        expand_row(at + m.codes.offset, m, n, global, w);
+      } else {
+        decode_row(at, m, n, global, sense, w);
+      }
       double sum = 0.0;
       if (m.bias.bytes > 0) sum = reinterpret_cast<const float*>(at + m.bias.offset)[n];
       for (size_t k = 0; k < x.size(); ++k) sum += double{w[k]} * x[k];
       y[n] = static_cast<float>(sum);
     }
     return y;
+  }
+
+  static void decode_row(const std::byte* at, const ImageMatrix& m, int64_t n, float global,
+                         ScaleSense sense, std::vector<float>& w) {
+    quant::EncodedLayout layout = m.layout;
+    layout.scales_offset = m.scales.offset - m.codes.offset;
+    StoredMatrix stored = layout.view(at + m.codes.offset);
+    stored.global_sense = sense;
+    stored.global = global;
+    quant::decode_weights(stored, n, 0, stored.cols, w.data());
+  }
+
+  /// As the matrix kernels read panels; a multiplier is applied to weights instead of sums.
+  static void expand_row(const std::byte* panels, const ImageMatrix& m, int64_t n, float multiplier,
+                         std::vector<float>& w) {
+    const int64_t columns = m.layout.cols;
+    for (int64_t k = 0; k < columns; ++k) {
+      w[k] = test::panel_value(*m.panels, panels, columns, n, k).as_bf16() * multiplier;
+    }
   }
 
   device::ExpertsSpec spec_;
@@ -121,11 +144,65 @@ class Workspace final : public device::ExpertsWorkspace {
       fail(ErrorCode::cuda, "the fake GPU fell off the bus");
     }
     experts_.run(call);
+    if (call.spans != nullptr) tell_steps(*call.spans);
   }
 
  private:
+  /// Ten nanoseconds a step: less than the call that they are part of.
+  static void tell_steps(std::vector<device::DeviceSpan>& spans) {
+    using enum trace::Stage;
+    spans.clear();
+    double at = 0.0;
+    for (const trace::Stage stage : {upload, index, gemm1, quantize, gemm2, sum, download}) {
+      spans.push_back({stage, at, at + 0.01});
+      at += 0.01;
+    }
+  }
+
   const Experts& experts_;
   device::ExpertsSpec spec_;
+};
+
+class Memory final : public device::DeviceMemory {
+ public:
+  explicit Memory(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {}
+  void* data() const override { return const_cast<std::byte*>(bytes_.data()); }
+  void upload(const void* host, int64_t bytes) override {
+    MOEKIT_CHECK(bytes <= static_cast<int64_t>(bytes_.size()), "upload of too many bytes");
+    std::memcpy(bytes_.data(), host, static_cast<size_t>(bytes));
+  }
+  void download(void* host, int64_t bytes) const override {
+    MOEKIT_CHECK(bytes <= static_cast<int64_t>(bytes_.size()), "download of too many bytes");
+    std::memcpy(host, bytes_.data(), static_cast<size_t>(bytes));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Times that nothing measures: launch i takes 1000 + i us, memory gives 1000 GB/s.
+class Tools final : public device::GpuTools {
+ public:
+  std::unique_ptr<device::DeviceMemory> allocate(int, int64_t bytes) const override {
+    ++state.allocations;
+    return std::make_unique<Memory>(bytes);
+  }
+  int64_t free_bytes(int) const override {
+    return state.free_bytes > 0 ? state.free_bytes : int64_t{1} << 30;
+  }
+  int64_t l2_bytes(int) const override { return int64_t{1} << 16; }
+  std::vector<double> time_graph(int, device::Replays replays,
+                                 FunctionRef<void(void* stream)> enqueue) const override {
+    ++state.graphs;
+    enqueue(&state);
+    std::vector<double> times;
+    for (int i = replays.timed - 1; i >= 0; --i) times.push_back(1000.0 + i);
+    return times;
+  }
+  double read_gbs(int) const override {
+    ++state.probes;
+    return 1000.0;
+  }
 };
 
 std::unique_ptr<device::ExpertsWorkspace> Experts::make_workspace() const {
@@ -147,6 +224,10 @@ class Plugin final : public device::CudaPlugin {
   std::unique_ptr<device::DeviceExperts> make_experts(
       const device::ExpertsSpec& spec) const override {
     return std::make_unique<Experts>(spec);
+  }
+  const device::GpuTools& tools() const override {
+    static const Tools tools;
+    return tools;
   }
 };
 

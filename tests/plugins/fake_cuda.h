@@ -12,6 +12,9 @@ struct moekit_fake_cuda {
   const char* knobs;    /* of the last run */
   const void* stream;   /* of the last run */
   const char* row_type; /* of the last run: "f32" or "bf16" */
+  int64_t free_bytes;   /* that it shows; 0: 1 GiB */
+  int64_t allocations, graphs, probes;
+  double off_by; /* added to every value of an output */
 };
 
 extern "C" moekit_fake_cuda* moekit_fake_cuda_state();

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from moekit_program import moekit
+from moekit_program import PROGRAM, moekit
 
 SMALL = "E=8,k=2,H=64,I=32,act=silu,weights=bf16"
 HERE = pathlib.Path(__file__).parent
@@ -209,3 +209,92 @@ def test_report_shows_peers(fake_dnnl, tmp_path):
     text = page.read_text()
     assert "onednn bf16" in text and "<p>Not timed: torch: " in text
     assert "onednn 2.9.1" in done.stdout and "times ours" in done.stdout
+
+
+# A GPU's torch without a GPU: the child's own script on CPU tensors, with the calls that need one replaced.
+GPU_SHIM = """#!{python}
+import sys
+import torch
+
+script = sys.argv[2]
+for text, other in [('torch.device("cuda", gpu)', 'torch.device("cpu")'), ('self.device.type == "cuda"', "True"),
+                    ("n, products = 8192, 8", "n, products = 16, 1")]:
+    assert script.count(text) == 1, text
+    script = script.replace(text, other)
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    synchronize = record
+
+    def elapsed_time(self, other):
+        return 0.5
+
+
+class Graph:
+    def replay(self):
+        pass
+
+
+class Capture:
+    def __init__(self, graph):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *error):
+        pass
+
+
+nothing = lambda *args: None
+for name, value in dict(is_available=lambda: True, set_device=nothing, synchronize=nothing, empty_cache=nothing, Event=Event,
+                        CUDAGraph=Graph, graph=Capture).items():
+    setattr(torch.cuda, name, value)
+exec(compile(script, "torch_experts.py", "exec"))
+"""
+FAKE_CUDA = PROGRAM.resolve().parent / "tests" / "fake_cuda.so"
+needs_fake_cuda = pytest.mark.skipif(not FAKE_CUDA.exists(), reason="the tests' fake plug-in was not built")
+
+
+def bench_on(problem, routing, **environment):
+    done = bench("--device", "cuda", "--json", "--routing", routing, problem=problem, MOEKIT_CUDA_PLUGIN=str(FAKE_CUDA), **environment)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()[1:]]
+
+
+@needs_fake_cuda
+@pytest.mark.parametrize("problem, routing", [
+    (SMALL, "uniform"), (SMALL, "holes"), ("E=5,k=3,H=96,I=64,act=swiglu_oai,bias=both,weights=bf16", "holes"),
+    ("E=4,k=1,H=64,I=32,act=relu2,weights=bf16", "hot"), ("E=8,k=2,H=128,I=128,weights=fp8_block,activations=fp8_block", "uniform")])
+def test_torch_on_a_gpu(torch_python, tmp_path, problem, routing):
+    shim = tmp_path / "python"
+    shim.write_text(GPU_SHIM.format(python=torch_python))
+    shim.chmod(0o755)
+    for point in bench_on(problem, routing, MOEKIT_PYTHON=str(shim)):
+        (peer,) = point["peers"]
+        assert peer["reason"] is None and peer["dtype"] == "bf16"
+        # 500 us a launch.
+        assert peer["time_us"] == peer["p5_us"] == peer["p95_us"] == pytest.approx(500 / point["gpu"]["graph_calls"])
+        assert peer["repeat"] == 25 and 0 < peer["rel_rms"] < 5 / 256
+        assert peer["ratio"] == pytest.approx(peer["time_us"] / point["time_us"]["median"])
+        probe = point["probe"]
+        if "fp8" in problem and "assumed" in probe["matrix_source"]:
+            continue  # this torch has no fp8 product on CPUs
+        assert probe["matrix_tflops"] == pytest.approx(2 * 16**3 / 500 * 1e-6)
+        assert probe["matrix_source"].startswith("torch fp8" if "fp8" in problem else "torch bf16")
+        by_flops = point["flops"] / probe["matrix_tflops"] / 1e6
+        assert point["floor_us"] == pytest.approx(max(3 + sum(point["bytes"].values()) / 1e6, by_flops))
+
+
+@needs_fake_cuda
+def test_torch_without_a_gpu_says_so(torch_python):
+    for point in bench_on(SMALL, "uniform", MOEKIT_PYTHON=torch_python, CUDA_VISIBLE_DEVICES=""):
+        (peer,) = point["peers"]
+        assert peer["time_us"] is None and "sees no GPU" in peer["reason"]
+        assert "assumed" in point["probe"]["matrix_source"]

@@ -5,6 +5,7 @@
 
 #include "kernels/common/limits.h"
 #include "kernels/common/tensor_map.h"
+#include "kernels/common/weight_panels.h"
 #include "kernels/sm90_grouped_gemm/src/instances.h"
 
 namespace moekit::kernels::sm90_grouped_gemm {
@@ -23,6 +24,12 @@ Launch::~Launch() = default;
 namespace {
 
 std::span<const Instance> instances_of(const Shape& shape) {
+  switch (shape.format) {
+    case Format::mxfp4: return mxfp4_instances();
+    case Format::nvfp4: return nvfp4_instances();
+    case Format::mxfp8: return mxfp8_instances();
+    default: break;
+  }
   const bool bf16 = shape.format == Format::bf16;
   switch (shape.phase) {
     case Phase::gate_up: return bf16 ? bf16_gate_up_instances() : fp8_gate_up_instances();
@@ -32,8 +39,16 @@ std::span<const Instance> instances_of(const Shape& shape) {
   return {};
 }
 
+const Instance* find_panel_instance(const Shape& shape) {
+  for (const Instance& candidate : instances_of(shape)) {
+    if (candidate.knobs.gated() == (shape.phase == Phase::gate_up)) return &candidate;
+  }
+  return nullptr;
+}
+
 /// The instance that reads rows as they are given, with this cluster size if there is one.
 const Instance* find_instance(const Args& args, int32_t cluster) {
+  if (in_panels(args.shape.format)) return find_panel_instance(args.shape);
   const bool gathers = args.shape.phase != Phase::down && args.row_index != nullptr;
   const Instance* found = nullptr;
   for (const Instance& candidate : instances_of(args.shape)) {
@@ -100,9 +115,13 @@ cudaError_t Launch::make(const Args& args, int num_sms, bool cluster, Launch* la
   prepared->instance = *instance;
   prepared->args.args = args;
   prepared->num_blocks = num_sms / 2 * 2;
-  cudaError_t status =
-      encode_tensor_map(weights_map(args, instance->knobs), &prepared->args.weights);
-  if (status == cudaSuccess && !instance->knobs.gathers()) {
+  cudaError_t status = cudaSuccess;
+  if (!in_panels(args.shape.format)) {
+    status = encode_tensor_map(weights_map(args, instance->knobs), &prepared->args.weights);
+  }
+  const bool in_order =
+      in_panels(args.shape.format) ? args.row_index == nullptr : !instance->knobs.gathers();
+  if (status == cudaSuccess && in_order) {
     status = encode_tensor_map(rows_map(args, instance->knobs), &prepared->args.rows);
   }
   if (status == cudaSuccess) {

@@ -23,5 +23,9 @@ std::span<const Instance> bf16_up_instances();
 std::span<const Instance> bf16_down_instances();
 std::span<const Instance> fp8_gate_up_instances();
 std::span<const Instance> fp8_down_instances();
+// Weights in panels: gate_up and down.
+std::span<const Instance> mxfp4_instances();
+std::span<const Instance> nvfp4_instances();
+std::span<const Instance> mxfp8_instances();
 
 }  // namespace moekit::kernels::sm90_grouped_gemm

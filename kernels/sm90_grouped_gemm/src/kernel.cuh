@@ -76,15 +76,15 @@ __device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shar
   const int warp = thread / 32;
   const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
   RingPosition ring;
-  TaskWalk<K> walk(args);
+  TaskWalk walk(args);
   TileTask task;
   while (walk.take(task)) {
-    if (task.num_rows > 64) {
-      consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
-    } else if (task.num_rows > 0) {
-      consume_task<K, true>(args, shared, task, ring, steps, group, warp, lane);
-    } else {
+    if (task.num_rows == 0) {
       skip_task<K>(shared, ring, steps, lane);
+    } else if (task.num_rows > 64) {
+      consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
+    } else {
+      consume_task<K, true>(args, shared, task, ring, steps, group, warp, lane);
     }
   }
 }

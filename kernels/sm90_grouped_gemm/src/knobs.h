@@ -17,7 +17,8 @@ struct Knobs {
 
   constexpr bool gathers() const { return gather && phase != Phase::down; }
   constexpr bool gated() const { return phase == Phase::gate_up; }
-  constexpr int32_t element_bytes() const { return format == Format::bf16 ? 2 : 1; }
+  /// Of rows; weights in panels have fewer.
+  constexpr int32_t element_bytes() const { return format == Format::fp8_block ? 1 : 2; }
   /// Columns of depth in a stage: 128 bytes.
   constexpr int32_t block_depth() const { return 128 / element_bytes(); }
   /// Weight rows of one TMA box and of one half of the B tile.

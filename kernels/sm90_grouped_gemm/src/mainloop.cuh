@@ -49,6 +49,12 @@ __device__ __forceinline__ void skip_task(SharedStorage<K>& shared, RingPosition
 template <Knobs K, bool kHalf>
 __device__ __forceinline__ void multiply_bf16(SharedStorage<K>& shared, RingPosition& ring,
                                               int32_t steps, int group, int lane, Sums& sums) {
+  // Left undefined, the sums of full and half tasks would both live from the kernel's start.
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    sums.v[0][i] = 0.0f;
+    if constexpr (!kHalf) sums.v[1][i] = 0.0f;
+  }
   uint32_t previous = K.stages;
   for (int32_t step = 0; step < steps; ++step) {
     acquire_stage<K>(shared, ring);
@@ -59,11 +65,10 @@ __device__ __forceinline__ void multiply_bf16(SharedStorage<K>& shared, RingPosi
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int accumulate = step > 0 || k > 0;
       if constexpr (kHalf) {
-        wgmma_bf16_n128(sums.v[0], a, b, accumulate);
+        wgmma_bf16_n128(sums.v[0], a, b, 1);
       } else {
-        wgmma_bf16_n256(sums.v[0], sums.v[1], a, b, accumulate);
+        wgmma_bf16_n256(sums.v[0], sums.v[1], a, b, 1);
       }
       a += kDescriptorStepK;
       b += kDescriptorStepK;

@@ -53,18 +53,22 @@ __device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage
   }
 }
 
-/// The rows that a producer warp copies: warp w takes rows 32 w to 32 w + 31, lane l remembers
-/// where row 32 w + l lies. An instruction of the warp moves 128 bytes each of four rows.
+/// The rows that a producer thread copies: every 16th from row thread / 8 on, of each the 16 bytes
+/// thread % 8 of 128. So rows of short tasks are spread over all warps.
 struct GatheredRows {
-  uint32_t own;   // offset of the lane's row in units of 16 bytes, so that 32 bits reach 64 GiB
-  int32_t valid;  // rows of the task among the warp's 32
+  static constexpr int kRounds = kTileRows / 16;
+  uint32_t offset[kRounds];  // of the rows, in units of 16 bytes, so that 32 bits reach 64 GiB
+  int32_t count;             // rows of the task from the thread's first one on
 
   __device__ __forceinline__ void find(const Args& args, const TileTask& task, int thread) {
-    valid = task.num_rows - thread / 32 * 32;
-    own = 0;
-    if (thread < task.num_rows) {
-      const int64_t source = __ldg(args.row_index + task.first_row + thread);
-      own = static_cast<uint32_t>(source * args.row_bytes >> 4);
+    count = task.num_rows - thread / 8;
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      offset[i] = 0;
+      if (i * 16 >= count) continue;
+      const int32_t row = task.first_row + thread / 8 + i * 16;
+      const int64_t source = args.row_index != nullptr ? __ldg(args.row_index + row) : row;
+      offset[i] = static_cast<uint32_t>(source * args.row_bytes >> 4);
     }
   }
 
@@ -75,15 +79,12 @@ struct GatheredRows {
     const int32_t byte = k_bytes + static_cast<int32_t>(chunk) * 16;
     const bool inside = byte < depth_bytes;
     const auto* from = static_cast<const uint8_t*>(args.rows) + (inside ? byte : 0);
-    const uint32_t base = shared_address(to) + thread / 32 * 32 * kTileRowBytes;
+    const uint32_t base = shared_address(to) + tile_chunk_offset(thread / 8, chunk);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = 4 * i + thread % 32 / 8;
-      const uint32_t offset = __shfl_sync(0xffffffffu, own, row);
-      if (row < valid) {
-        copy_async_16(base + tile_chunk_offset(row, chunk),
-                      from + (static_cast<uint64_t>(offset) << 4), inside);
-      }
+    for (int i = 0; i < kRounds; ++i) {
+      if (i * 16 >= count) break;
+      copy_async_16(base + i * 16 * kTileRowBytes, from + (static_cast<uint64_t>(offset[i]) << 4),
+                    inside);
     }
   }
 };
@@ -97,7 +98,7 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
   const int32_t depth_bytes = a.shape.depth * K.element_bytes();
   const int32_t steps = (depth_bytes + 127) / 128;
   RingPosition ring;
-  TaskWalk<K> walk(a);
+  TaskWalk walk(a);
   TileTask task;
   for (int32_t index = blockIdx.x; walk.take(task); index += gridDim.x) {
     const bool shared_weights = shares_weights<K>(a, rank, task, index);

@@ -46,7 +46,6 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 /// Walks the tasks of this block: with a cluster, entry `rank` of every pair.
-template <Knobs K>
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const Args& args)

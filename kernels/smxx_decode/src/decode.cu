@@ -5,6 +5,7 @@
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/smxx_decode/api.h"
+#include "kernels/smxx_decode/src/panels.h"
 #include "kernels/smxx_decode/src/units.cuh"
 
 namespace moekit::kernels::smxx_decode {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_predecessor();
   // Only now: what starts early may then read whatever this kernel was allowed to read.
   release_dependents();
-  find_chosen(args, chosen);
+  find_chosen(args, routed_expert(args), chosen);
   stage_tokens<kFormat>(args, shared, row_bytes, scales, blocks);
   StagedTokens input{
       shared,  kFormat == OperandFormat::bf16 ? nullptr : scales, row_bytes, depth, blocks, -1,
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % 32;
   const int32_t depth = args.inter * (kFormat == OperandFormat::bf16 ? 2 : 1);
   release_dependents();
-  find_chosen(args, chosen);
+  find_chosen(args, routed_expert(args), chosen);
   IntermediateRows input{static_cast<const uint8_t*>(args.h),
                          args.h_scales,
                          depth,
@@ -224,8 +225,8 @@ int32_t split_of(const Args& args, int64_t units_per_expert) {
 
 template <OperandFormat kFormat>
 cudaError_t launch_gate_up(const Args& args, cudaStream_t stream, bool overlap) {
-  const int64_t shared = decode_shared_bytes(args.num_tokens, args.hidden,
-                                             kFormat == OperandFormat::bf16 ? 2 : 1);
+  const int64_t shared =
+      decode_shared_bytes(args.num_tokens, args.hidden, kFormat == OperandFormat::bf16 ? 2 : 1);
   const cudaError_t status =
       cudaFuncSetAttribute(reinterpret_cast<const void*>(&gate_up_kernel<kFormat>),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -248,14 +249,18 @@ const char* refusal(const Args& args) {
       args.inter % kDecodeLimits.size_multiple != 0) {
     return "sizes must be multiples of 32";
   }
-  if (int64_t{args.num_tokens} * args.hidden > kDecodeLimits.max_elements) {
-    return "the tokens do not fit into shared memory";
-  }
-  return nullptr;
+  const bool fits = in_panels(args.format)
+                        ? decode_panel_shared_bytes(args.format, args.num_tokens, args.hidden,
+                                                    decode_panel_stages(args.format, false)) +
+                                  kDecodeStaticBytes <=
+                              block_shared_bytes(9, 0)
+                        : int64_t{args.num_tokens} * args.hidden <= kDecodeLimits.max_elements;
+  return fits ? nullptr : "the tokens do not fit into shared memory";
 }
 
 cudaError_t gate_up(const Args& args, cudaStream_t stream, bool overlap) {
   if (refusal(args) != nullptr || args.num_sms < 1) return cudaErrorInvalidValue;
+  if (in_panels(args.format)) return panel_gate_up(args, stream, overlap);
   return args.format == OperandFormat::bf16
              ? launch_gate_up<OperandFormat::bf16>(args, stream, overlap)
              : launch_gate_up<OperandFormat::fp8_block>(args, stream, overlap);
@@ -263,6 +268,7 @@ cudaError_t gate_up(const Args& args, cudaStream_t stream, bool overlap) {
 
 cudaError_t down(const Args& args, cudaStream_t stream, bool overlap) {
   if (refusal(args) != nullptr || args.num_sms < 1) return cudaErrorInvalidValue;
+  if (in_panels(args.format)) return panel_down(args, stream, overlap);
   const LaunchShape shape{dim3(static_cast<unsigned>(args.num_sms)), kThreads, 0, stream, overlap};
   const KernelArgs kernel{args, split_of(args, args.hidden / kRows)};
   return args.format == OperandFormat::bf16

@@ -22,19 +22,21 @@ struct Chosen {
   int32_t count;
 };
 
-/// All threads; ends with a barrier.
-__device__ inline void find_chosen(const Args& args, Chosen& chosen) {
+/// The expert of slot threadIdx.x, -1 where there is none.
+__device__ __forceinline__ int32_t routed_expert(const Args& args) {
   int32_t tokens = args.num_tokens;
   if (args.live_tokens != nullptr) {
     const int32_t live = *args.live_tokens;
     tokens = live < tokens ? (live < 0 ? 0 : live) : tokens;
   }
-  const int32_t slots = tokens * args.top_k;
-  if (threadIdx.x < kMaxSlots) {
-    const int32_t s = static_cast<int32_t>(threadIdx.x);
-    const int32_t id = s < slots ? args.ids[s] : -1;
-    chosen.ids[s] = static_cast<uint32_t>(id) < static_cast<uint32_t>(args.num_experts) ? id : -1;
-  }
+  const auto s = static_cast<int32_t>(threadIdx.x);
+  const int32_t id = s < tokens * args.top_k && s < kMaxSlots ? args.ids[s] : -1;
+  return static_cast<uint32_t>(id) < static_cast<uint32_t>(args.num_experts) ? id : -1;
+}
+
+/// All threads, with their routed_expert(); ends with a barrier.
+__device__ inline void find_chosen(const Args& args, int32_t routed, Chosen& chosen) {
+  if (threadIdx.x < kMaxSlots) chosen.ids[threadIdx.x] = routed;
   __syncthreads();
   if (threadIdx.x < 32) {
     int32_t count = 0;
@@ -45,7 +47,8 @@ __device__ inline void find_chosen(const Args& args, Chosen& chosen) {
       // first half.
       const uint32_t same = __match_any_sync(kAll, id);  // all lanes, those without an expert too
       bool first = id >= 0 && (same & ((1u << threadIdx.x) - 1)) == 0;
-      for (int32_t earlier = 0; earlier < half * 32 && slots > 32; ++earlier) {
+      const bool full = args.num_tokens * args.top_k > 32;
+      for (int32_t earlier = 0; earlier < half * 32 && full; ++earlier) {
         if (chosen.ids[earlier] == id) first = false;
       }
       const uint32_t firsts = __ballot_sync(kAll, first);

@@ -36,6 +36,33 @@ Properties properties(int index) {
   return p;
 }
 
+OnDevice::OnDevice(int index) {
+  check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+  if (index != before_) check_cuda(cudaSetDevice(index), "cudaSetDevice");
+}
+
+OnDevice::~OnDevice() { cudaSetDevice(before_); }
+
+Event::Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+
+Event::~Event() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+void Event::record(cudaStream_t stream) const {
+  check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+void Event::synchronize() const {
+  check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize");
+}
+
+double Event::us_since(const Event& earlier) const {
+  float ms = 0.0f;
+  check_cuda(cudaEventElapsedTime(&ms, earlier.event_, event_), "cudaEventElapsedTime");
+  return double{ms} * 1e3;
+}
+
 Stream::Stream() {
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }

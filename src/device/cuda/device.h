@@ -32,6 +32,37 @@ struct Properties {
 int device_count();
 Properties properties(int index);
 
+/// Makes a device current, and gives the caller's back.
+class OnDevice {
+ public:
+  explicit OnDevice(int index);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+/// Owns an event that takes times.
+class Event {
+ public:
+  Event();
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Event();
+  void record(cudaStream_t stream) const;
+  void synchronize() const;
+  /// Microseconds from `earlier` to this one; both have happened.
+  double us_since(const Event& earlier) const;
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 /// Owns a non-blocking stream of the current device.
 class Stream {
  public:

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/device.h"
+#include "experts/cuda/stage_clock.h"
 #include "problem/workspace_layout.h"
 
 namespace moekit::experts::cuda {
@@ -10,6 +11,7 @@ namespace moekit::experts::cuda {
 namespace decode = kernels::smxx_decode;
 namespace rows = kernels::smxx_moe;
 using device::check_cuda;
+using trace::Stage;
 
 namespace {
 
@@ -19,7 +21,9 @@ struct Regions {
   explicit Regions(const SplitLayerSpec& spec) {
     const int64_t slots = spec.max_tokens * spec.top_k;
     const bool fp8 = spec.format == kernels::OperandFormat::fp8_block;
-    inter = layout.add(slots * spec.inter, fp8 ? 1 : 2);
+    const bool panels = kernels::in_panels(spec.format);
+    inter = layout.add(slots * (panels ? kernels::panel_row_elements(spec.inter) : spec.inter),
+                       fp8 ? 1 : 2);
     if (fp8) {
       inter_values = layout.add(slots * spec.inter, 4);
       inter_scales = layout.add(slots * ceil_div(spec.inter, 128), 4);
@@ -91,7 +95,7 @@ void DecodeLayer::quantize(const decode::Args& args, cudaStream_t stream) const 
 
 void DecodeLayer::run(const void* hidden, const int32_t* ids, const float* weights,
                       int64_t num_tokens, const int32_t* live_tokens, void* out,
-                      cudaStream_t stream, rows::RowType out_type) const {
+                      cudaStream_t stream, rows::RowType out_type, StageClock* clock) const {
   MOEKIT_CHECK(num_tokens >= 0 && num_tokens <= spec_.max_tokens,
                "a call of {} tokens on a layer planned for {}", num_tokens, spec_.max_tokens);
   if (num_tokens == 0) return;
@@ -101,12 +105,18 @@ void DecodeLayer::run(const void* hidden, const int32_t* ids, const float* weigh
   args.ids = ids;
   args.x = hidden;
   check_cuda(decode::gate_up(args, stream, spec_.overlap), "decode gate_up");
-  if (spec_.format == kernels::OperandFormat::fp8_block) quantize(args, stream);
+  mark(clock, Stage::gemm1);
+  if (spec_.format == kernels::OperandFormat::fp8_block) {
+    quantize(args, stream);
+    mark(clock, Stage::quantize);
+  }
   check_cuda(decode::down(args, stream, spec_.overlap), "decode down");
+  mark(clock, Stage::gemm2);
   check_cuda(rows::combine_rows(args.y, rows::RowType::f32, ids, weights, num_tokens, live_tokens,
                                 spec_.top_k, spec_.num_experts, spec_.hidden, out_type, out, stream,
                                 spec_.overlap),
              "combine kernel");
+  mark(clock, Stage::sum);
 }
 
 }  // namespace moekit::experts::cuda

@@ -19,7 +19,8 @@ class DecodeLayer {
   DecodeLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weights, void* workspace);
   void run(const void* hidden, const int32_t* ids, const float* weights, int64_t num_tokens,
            const int32_t* live_tokens, void* out, cudaStream_t stream,
-           kernels::smxx_moe::RowType out_type = kernels::smxx_moe::RowType::bf16) const;
+           kernels::smxx_moe::RowType out_type = kernels::smxx_moe::RowType::bf16,
+           StageClock* clock = nullptr) const;
 
  private:
   void quantize(const kernels::smxx_decode::Args& args, cudaStream_t stream) const;

@@ -6,10 +6,12 @@
 
 #include "base/check.h"
 #include "device/cuda/device.h"
+#include "device/cuda/tools.h"
 #include "device/cuda_plugin.h"
 #include "experts/cuda/decode_layer.h"
 #include "experts/cuda/ref_layer.h"
 #include "experts/cuda/split_layer.h"
+#include "experts/cuda/stage_clock.h"
 #include "experts/gpu/expert_image.h"
 #include "kernels/common/limits.h"
 #include "moekit/version.h"
@@ -22,22 +24,9 @@ using device::DeviceBuffer;
 using device::ExpertKernels;
 using device::ExpertsCall;
 using device::ExpertsSpec;
+using device::OnDevice;
+using trace::Stage;
 namespace rows = kernels::smxx_moe;
-
-/// Makes a device current, and gives the caller's back.
-class OnDevice {
- public:
-  explicit OnDevice(int index) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    if (index != before_) check_cuda(cudaSetDevice(index), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 rows::RowType type_of(device::RowType type) {
   return type == device::RowType::f32 ? rows::RowType::f32 : rows::RowType::bf16;
@@ -46,8 +35,10 @@ rows::RowType type_of(device::RowType type) {
 SplitLayerSpec layer_spec(const ExpertsSpec& spec, int64_t max_tokens, int num_sms) {
   const MoeConfig& c = spec.config;
   SplitLayerSpec s;
-  s.format = c.gate_up_weights.format == WeightFormat::bf16 ? kernels::OperandFormat::bf16
-                                                            : kernels::OperandFormat::fp8_block;
+  const auto format = operand_format(c.gate_up_weights.format);
+  MOEKIT_CHECK_AS(ErrorCode::internal, format.has_value(), "no matrix kernel reads {} weights",
+                  to_string(c.gate_up_weights.format));
+  s.format = *format;
   s.num_experts = static_cast<int32_t>(spec.num_experts);
   s.top_k = static_cast<int32_t>(c.top_k);
   s.hidden = static_cast<int32_t>(c.routed_width());
@@ -129,8 +120,10 @@ class Workspace final : public device::ExpertsWorkspace {
     if (call.num_tokens == 0) return;
     const OnDevice on(spec_.device);
     auto* stream = static_cast<cudaStream_t>(call.stream);
-    if (call.on_device) return enqueue(call, stream);
+    if (call.on_device) return enqueue(call, stream, nullptr);
     if (stream == nullptr) stream = stream_.get();
+    StageClock* const clock = call.spans != nullptr ? &clock_ : nullptr;
+    if (clock != nullptr) clock->start(stream);
     const int64_t width = spec_.config.routed_width();
     const auto row = static_cast<size_t>(width * (call.row_type == device::RowType::f32 ? 4 : 2));
     const auto tokens = static_cast<size_t>(call.num_tokens);
@@ -147,15 +140,18 @@ class Workspace final : public device::ExpertsWorkspace {
     check_cuda(cudaMemcpyAsync(at<void>(regions_.weights), call.weights, slots,
                                cudaMemcpyHostToDevice, stream),
                "copy of weights to the device");
+    mark(clock, Stage::upload);
     ExpertsCall copied = call;
     copied.rows = at<void>(regions_.rows);
     copied.ids = at<int32_t>(regions_.ids);
     copied.weights = at<float>(regions_.weights);
     copied.out = at<void>(regions_.out);
-    enqueue(copied, stream);
+    enqueue(copied, stream, clock);
     check_cuda(cudaMemcpyAsync(call.out, copied.out, out, cudaMemcpyDeviceToHost, stream),
                "copy of rows from the device");
+    mark(clock, Stage::download);
     check_cuda(cudaStreamSynchronize(stream), "experts on the device");
+    if (clock != nullptr) clock->read(*call.spans);
   }
 
  private:
@@ -164,31 +160,32 @@ class Workspace final : public device::ExpertsWorkspace {
     return region.in<T>(memory_.as<std::byte>());
   }
 
-  void enqueue(const ExpertsCall& call, cudaStream_t stream) const {
+  void enqueue(const ExpertsCall& call, cudaStream_t stream, StageClock* clock) const {
     const rows::RowType in = type_of(call.row_type), out = type_of(call.out_type);
     if (reference_) {
-      reference_->run(call.rows, in, call.ids, call.weights, call.num_tokens, call.out, out,
-                      stream);
+      reference_->run(call.rows, in, call.ids, call.weights, call.num_tokens, call.out, out, stream,
+                      clock);
       return;
     }
     const bool few = decode_ && call.knobs == device::kDecodeChain && in == rows::RowType::bf16 &&
                      call.num_tokens <= few_;
     if (few) {
       decode_->run(call.rows, call.ids, call.weights, call.num_tokens, nullptr, call.out, stream,
-                   out);
+                   out, clock);
       return;
     }
     MOEKIT_CHECK_AS(ErrorCode::unsupported, split_.has_value(),
                     "decode takes bf16 rows of at most {} tokens, got {} tokens", few_,
                     call.num_tokens);
     split_->run(call.rows, call.ids, call.weights, call.num_tokens, nullptr, call.out, stream,
-                {in, out});
+                {in, out}, clock);
   }
 
   ExpertsSpec spec_;
   Regions regions_;
   DeviceBuffer memory_;
   device::Stream stream_;
+  StageClock clock_;
   int64_t few_ = 0;
   std::optional<RefLayer> reference_;
   std::optional<DecodeLayer> decode_;
@@ -197,13 +194,12 @@ class Workspace final : public device::ExpertsWorkspace {
 
 class Experts final : public device::DeviceExperts {
  public:
-  explicit Experts(const ExpertsSpec& spec) : spec_(spec), image_(spec.config) {
+  explicit Experts(const ExpertsSpec& spec) : spec_(spec), image_(spec.config, spec.kernels) {
     const OnDevice on(spec.device);
     images_ = DeviceBuffer(checked_mul(spec.num_experts, image_.bytes, "packed experts"));
-    const ImageMatrix* matrices[] = {&image_.gate, &image_.up, &image_.down};
     for (int i = 0; i < 3; ++i) {
-      biases_[i] = DeviceBuffer(spec.num_experts * matrices[i]->bias.bytes);
-      globals_[i] = DeviceBuffer(spec.num_experts * matrices[i]->global.bytes);
+      biases_[i] = DeviceBuffer(spec.num_experts * matrix_of(i).bias.bytes);
+      globals_[i] = DeviceBuffer(spec.num_experts * matrix_of(i).global.bytes);
     }
   }
 
@@ -214,13 +210,12 @@ class Experts final : public device::DeviceExperts {
                "copy of an expert to the device");
   }
 
-  /// Biases and globals of all experts side by side, as kernels want them.
+  /// Biases and globals (multipliers in panels) of all experts side by side, as kernels want them.
   void finish() override {
     const OnDevice on(spec_.device);
-    const ImageMatrix* matrices[] = {&image_.gate, &image_.up, &image_.down};
     for (int i = 0; i < 3; ++i) {
-      gather(matrices[i]->bias, biases_[i]);
-      gather(matrices[i]->global, globals_[i]);
+      gather(matrix_of(i).bias, biases_[i]);
+      gather(matrix_of(i).global, globals_[i]);
     }
     check_cuda(cudaDeviceSynchronize(), "preparing weights");
   }
@@ -239,14 +234,26 @@ class Experts final : public device::DeviceExperts {
                "preparing weights");
   }
 
+  /// Gate, up, down.
+  const ImageMatrix& matrix_of(int i) const {
+    return i == 0 ? image_.gate : i == 1 ? image_.up : image_.down;
+  }
   std::byte* at(const Region& region) const { return images_.as<std::byte>() + region.offset; }
   const float* bias(int i) const { return biases_[i].as<float>(); }
 
-  kernels::WeightView view(const ImageMatrix& first, const ImageMatrix& second) const {
+  /// Of gate (1st) and up (2nd), or of one matrix alone.
+  kernels::WeightView view(int first_idx, int second_idx) const {
+    const ImageMatrix& first = matrix_of(first_idx);
+    const ImageMatrix& second = matrix_of(second_idx);
     kernels::WeightView v;
     v.base = at(first.codes);
     v.expert_bytes = image_.bytes;
     v.half_bytes = second.codes.offset - first.codes.offset;
+    if (first.panels) {
+      v.multipliers = globals_[first_idx].as<float>();
+      v.up_multipliers = globals_[second_idx].as<float>();
+      return v;
+    }
     v.row_bytes = first.layout.code_row_bytes;
     v.scales = reinterpret_cast<const float*>(at(first.scales));
     v.scale_expert = image_.bytes / 4;
@@ -257,8 +264,8 @@ class Experts final : public device::DeviceExperts {
   SplitLayerWeights matrices() const {
     const bool gated = spec_.config.activation.gated;
     SplitLayerWeights w;
-    w.gate_up = view(gated ? image_.gate : image_.up, image_.up);
-    w.down = view(image_.down, image_.down);
+    w.gate_up = view(gated ? 0 : 1, 1);
+    w.down = view(2, 2);
     w.gate_bias = gated ? bias(0) : nullptr;
     w.up_bias = bias(1);
     w.down_bias = bias(2);
@@ -286,8 +293,8 @@ class Experts final : public device::DeviceExperts {
 
   ExpertsSpec spec_;
   ExpertImage image_;
-  DeviceBuffer images_;  // one image an expert
-  DeviceBuffer biases_[3], globals_[3];
+  DeviceBuffer images_;                  // one image an expert
+  DeviceBuffer biases_[3], globals_[3];  // gate, up, down
 };
 
 class Plugin final : public device::CudaPlugin {
@@ -307,6 +314,7 @@ class Plugin final : public device::CudaPlugin {
   std::unique_ptr<device::DeviceExperts> make_experts(const ExpertsSpec& spec) const override {
     return std::make_unique<Experts>(spec);
   }
+  const device::GpuTools& tools() const override { return device::cuda_tools(); }
 };
 
 }  // namespace

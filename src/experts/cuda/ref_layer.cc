@@ -4,12 +4,14 @@
 
 #include "base/check.h"
 #include "device/cuda/device.h"
+#include "experts/cuda/stage_clock.h"
 #include "quant/row_format.h"
 
 namespace moekit::experts::cuda {
 
 namespace rows = kernels::smxx_moe;
 using device::check_cuda;
+using trace::Stage;
 
 namespace {
 
@@ -80,7 +82,7 @@ void RefLayer::read_rows(const void* from, rows::RowType type, int64_t num_rows,
 
 void RefLayer::run_piece(const void* from, rows::RowType row_type, const int32_t* ids,
                          const float* weights, int64_t num_tokens, void* out,
-                         rows::RowType out_type, cudaStream_t stream) const {
+                         rows::RowType out_type, cudaStream_t stream, StageClock* clock) const {
   const MoeConfig& c = spec_.config;
   const int64_t width = c.routed_width();
   const int64_t slots = num_tokens * c.top_k;
@@ -93,6 +95,7 @@ void RefLayer::run_piece(const void* from, rows::RowType row_type, const int32_t
   auto* h = regions_.h.in<float>(workspace_);
   auto* y = regions_.y.in<float>(workspace_);
   read_rows(from, row_type, num_tokens, width, c.gate_up_input, x, stream);
+  mark(clock, Stage::quantize);
   const int64_t stride = gated ? 2 * c.inter : c.inter;
   auto product = [&](const rows::ExpertMatrices& m, const float* in, int32_t per_row, float* to,
                      int64_t to_stride) {
@@ -105,22 +108,27 @@ void RefLayer::run_piece(const void* from, rows::RowType row_type, const int32_t
       c.down_input.format == ActivationFormat::bf16 ? rows::RowType::bf16 : rows::RowType::f32;
   check_cuda(rows::activate_rows(gate_up, slots, c.inter, c.activation, act_type, act, stream),
              "activation kernel");
+  mark(clock, Stage::gemm1);
   read_rows(act, act_type, slots, c.inter, c.down_input, h, stream);
+  mark(clock, Stage::quantize);
   product(weights_.down, h, 1, y, width);
+  mark(clock, Stage::gemm2);
   check_cuda(rows::combine_rows(y, rows::RowType::f32, ids, weights, num_tokens, nullptr, top_k,
                                 experts, width, out_type, out, stream),
              "combine kernel");
+  mark(clock, Stage::sum);
 }
 
 void RefLayer::run(const void* from, rows::RowType row_type, const int32_t* ids,
                    const float* weights, int64_t num_tokens, void* out, rows::RowType out_type,
-                   cudaStream_t stream) const {
+                   cudaStream_t stream, StageClock* clock) const {
   const int64_t width = spec_.config.routed_width();
   const int64_t top_k = spec_.config.top_k;
   for (int64_t first = 0; first < num_tokens; first += kPiece) {
     run_piece(static_cast<const std::byte*>(from) + first * width * bytes_of(row_type), row_type,
               ids + first * top_k, weights + first * top_k, std::min(kPiece, num_tokens - first),
-              static_cast<std::byte*>(out) + first * width * bytes_of(out_type), out_type, stream);
+              static_cast<std::byte*>(out) + first * width * bytes_of(out_type), out_type, stream,
+              clock);
   }
 }
 

@@ -12,6 +12,8 @@
 
 namespace moekit::experts::cuda {
 
+class StageClock;
+
 struct RefLayerSpec {
   MoeConfig config;         ///< activation schemes are resolved, none has a static scale
   int64_t num_experts = 0;  ///< local
@@ -35,7 +37,7 @@ class RefLayer {
   /// all on the device. Enqueues and returns.
   void run(const void* rows, kernels::smxx_moe::RowType row_type, const int32_t* ids,
            const float* weights, int64_t num_tokens, void* out, kernels::smxx_moe::RowType out_type,
-           cudaStream_t stream) const;
+           cudaStream_t stream, StageClock* clock = nullptr) const;
 
  private:
   struct Regions {
@@ -49,7 +51,7 @@ class RefLayer {
                  const ActivationScheme& scheme, float* out, cudaStream_t stream) const;
   void run_piece(const void* rows, kernels::smxx_moe::RowType row_type, const int32_t* ids,
                  const float* weights, int64_t num_tokens, void* out,
-                 kernels::smxx_moe::RowType out_type, cudaStream_t stream) const;
+                 kernels::smxx_moe::RowType out_type, cudaStream_t stream, StageClock* clock) const;
 
   RefLayerSpec spec_;
   RefLayerWeights weights_;

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/device.h"
+#include "experts/cuda/stage_clock.h"
 #include "problem/workspace_layout.h"
 
 namespace moekit::experts::cuda {
@@ -12,6 +13,7 @@ namespace moekit::experts::cuda {
 namespace gemm = kernels::sm90_grouped_gemm;
 namespace rows = kernels::smxx_moe;
 using device::check_cuda;
+using trace::Stage;
 
 namespace {
 
@@ -213,18 +215,28 @@ void SplitLayer::combine(const int32_t* ids, const float* weights, int64_t num_t
 
 void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weights,
                      int64_t num_tokens, const int32_t* live_tokens, void* out, cudaStream_t stream,
-                     RowTypes types) const {
+                     RowTypes types, StageClock* clock) const {
   MOEKIT_CHECK(is_fp8(spec_) || types.in == rows::RowType::bf16,
                "bf16 experts read bf16 rows, got f32 ones");
   MOEKIT_CHECK(num_tokens >= 0 && num_tokens <= spec_.max_tokens,
                "a call of {} tokens on a layer planned for {}", num_tokens, spec_.max_tokens);
   if (num_tokens == 0) return;
   index(ids, num_tokens, live_tokens, stream);
-  if (is_fp8(spec_)) quantize(hidden, num_tokens, live_tokens, stream, types.in);
-  if (!spec_.gather) sort(hidden, stream);
+  mark(clock, Stage::index);
+  if (is_fp8(spec_)) {
+    quantize(hidden, num_tokens, live_tokens, stream, types.in);
+    mark(clock, Stage::quantize);
+  }
+  if (!spec_.gather) {
+    sort(hidden, stream);
+    mark(clock, Stage::index);
+  }
   gate_up(hidden, stream);
+  mark(clock, Stage::gemm1);
   down(stream);
+  mark(clock, Stage::gemm2);
   combine(ids, weights, num_tokens, live_tokens, out, stream, types.out);
+  mark(clock, Stage::sum);
 }
 
 }  // namespace moekit::experts::cuda

@@ -29,6 +29,8 @@ struct SplitLayerSpec {
   bool gather = true;
 };
 
+class StageClock;
+
 /// Types of a call's rows. f32 input is for layers that quantize it; in bf16 ones rows are bf16.
 struct RowTypes {
   kernels::smxx_moe::RowType in = kernels::smxx_moe::RowType::bf16;
@@ -59,7 +61,8 @@ class SplitLayer {
   /// all on the device. num_tokens <= max_tokens is the capacity of this call, live_tokens (may be
   /// null) the real count. Enqueues and returns; throws Error{cuda} where a launch fails.
   void run(const void* hidden, const int32_t* ids, const float* weights, int64_t num_tokens,
-           const int32_t* live_tokens, void* out, cudaStream_t stream, RowTypes types = {}) const;
+           const int32_t* live_tokens, void* out, cudaStream_t stream, RowTypes types = {},
+           StageClock* clock = nullptr) const;
 
   /// The single steps of run(), for profiles.
   void index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,

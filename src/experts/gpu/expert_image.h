@@ -1,19 +1,38 @@
 // ExpertImage: one expert's weights as device memory holds them: codes and scales in the canonical
-// order of their format, row-major, then biases and globals as f32. Both sides of the CUDA plug-in
-// compute it from the layer's configuration.
+// order of their format, row-major, or in panels (kernels/common/weight_panels.h) where the matrix
+// kernels read them so; then biases and globals as f32. Both sides of the CUDA plug-in compute it
+// from the layer's configuration and the kernels that serve it.
 #pragma once
 
+#include <optional>
+
+#include "device/cuda_plugin.h"
+#include "kernels/common/weight_panels.h"
 #include "moekit/config.h"
 #include "problem/workspace_layout.h"
 #include "quant/weight_codec.h"
 
 namespace moekit::experts::cuda {
 
+/// How the matrix kernels (every ExpertKernels but `reference`) read weights of a format; nothing
+/// where they have no kernel for it.
+constexpr std::optional<kernels::OperandFormat> operand_format(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::bf16: return kernels::OperandFormat::bf16;
+    case WeightFormat::fp8_block: return kernels::OperandFormat::fp8_block;
+    case WeightFormat::mxfp4: return kernels::OperandFormat::mxfp4;
+    case WeightFormat::nvfp4: return kernels::OperandFormat::nvfp4;
+    case WeightFormat::mxfp8: return kernels::OperandFormat::mxfp8;
+    default: return std::nullopt;
+  }
+}
+
 struct ImageMatrix {
-  quant::EncodedLayout layout;  ///< sizes; its parts lie in the regions below
+  quant::EncodedLayout layout;                   ///< sizes; its parts lie in the regions below
+  std::optional<kernels::OperandFormat> panels;  ///< set: `codes` are panels, which hold the scales
   Region codes, scales;
   Region bias;    ///< f32 [rows]
-  Region global;  ///< f32 [1]
+  Region global;  ///< f32 [1]; in panels what sums are multiplied by
 };
 
 struct ExpertImage {
@@ -21,9 +40,11 @@ struct ExpertImage {
   int64_t bytes = 0;           ///< a multiple of 128
 
   /// Throws invalid_argument for schemes that have no canonical storage.
-  explicit ExpertImage(const MoeConfig& config) {
+  ExpertImage(const MoeConfig& config, device::ExpertKernels kernels) {
     WorkspaceLayout all;
     const int64_t width = config.routed_width();
+    gate.panels = up.panels = panels_of(config.gate_up_weights.format, kernels);
+    down.panels = panels_of(config.down_weights.format, kernels);
     gate.layout = up.layout = quant::EncodedLayout::of(config.gate_up_weights, config.inter, width);
     down.layout = quant::EncodedLayout::of(config.down_weights, width, config.inter);
     // Gate and up side by side: kernels step from one to the other by a constant.
@@ -44,11 +65,24 @@ struct ExpertImage {
     bytes = all.total();
   }
 
+  /// Whether a matrix of this format lies in panels for these kernels, and as what.
+  static std::optional<kernels::OperandFormat> panels_of(WeightFormat format,
+                                                         device::ExpertKernels kernels) {
+    const auto operand = operand_format(format);
+    const bool yes =
+        kernels != device::ExpertKernels::reference && operand && kernels::in_panels(*operand);
+    return yes ? operand : std::nullopt;
+  }
+
  private:
   static Region add_codes(WorkspaceLayout& all, const ImageMatrix& m) {
+    if (m.panels) {
+      return all.add(kernels::panel_matrix_bytes(*m.panels, m.layout.rows, m.layout.cols), 1);
+    }
     return all.add(m.layout.rows, m.layout.code_row_bytes);
   }
   static Region add_scales(WorkspaceLayout& all, const ImageMatrix& m) {
+    if (m.panels) return {};
     return all.add(m.layout.scale_rows * m.layout.scale_cols, bytes_of(m.layout.scale_unit));
   }
 };

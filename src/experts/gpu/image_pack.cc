@@ -2,8 +2,10 @@
 
 #include <cstring>
 #include <span>
+#include <string>
 
 #include "base/check.h"
+#include "experts/gpu/panel_pack.h"
 #include "quant/stored_codec.h"
 #include "tensor/float_formats.h"
 
@@ -65,45 +67,74 @@ void pack_scales(const StoredMatrix& m, const quant::EncodedLayout& layout, std:
   }
 }
 
+/// A matrix of an expert, as errors name it.
+struct MatrixName {
+  const char* matrix;
+  int32_t expert;
+  std::string text() const { return fmt::format("{} of expert {}", matrix, expert); }
+};
+
 void pack_matrix(const StoredMatrix& m, const StoredVector& bias, const ImageMatrix& image,
-                 std::byte* to) {
-  pack_codes(m, image.layout, to + image.codes.offset);
-  pack_scales(m, image.layout, to + image.scales.offset);
+                 const MatrixName& name, std::byte* to) {
+  float global = m.global;
+  if (image.panels) {
+    global = pack_panels(m, *image.panels, name.text(), to + image.codes.offset);
+  } else {
+    pack_codes(m, image.layout, to + image.codes.offset);
+    pack_scales(m, image.layout, to + image.scales.offset);
+  }
   auto* floats = image.bias.in<float>(to);
   for (int64_t n = 0; n < image.bias.bytes / 4; ++n) {
     floats[n] = bias.empty() ? 0.0f : quant::element(bias, n);
   }
-  *image.global.in<float>(to) = m.global;
+  *image.global.in<float>(to) = global;
 }
 
-void check_matrix(const StoredMatrix& m, ScaleSense sense, const char* name) {
+/// Whether each group of `wanted` columns (0: all) has one stored scale.
+bool has_groups(const StoredMatrix& m, int64_t wanted) {
+  if (m.scales.empty()) return true;
+  const int64_t stored = m.scales.col_group;
+  if (m.group_index != nullptr) return false;
+  return stored == 0 || stored >= m.cols || (wanted != 0 && stored % wanted == 0);
+}
+
+void check_matrix(const StoredMatrix& m, const ImageMatrix& image, ScaleSense sense,
+                  const MatrixName& name) {
   if (m.empty()) return;
   const bool blocks = m.scheme.format == WeightFormat::fp8_block;
   MOEKIT_CHECK_AS(ErrorCode::unsupported, !blocks || (m.row_step == 1 && m.row_first % 128 == 0),
                   "the blocks of {} begin at row {} of a stacked matrix: for a device they must "
                   "begin at a multiple of 128",
-                  name, m.row_first);
-  MOEKIT_CHECK_AS(ErrorCode::unsupported, m.global_sense == sense,
-                  "the globals of {} multiply in some experts and divide in others", name);
+                  name.text(), m.row_first);
+  MOEKIT_CHECK_AS(ErrorCode::unsupported, has_groups(m, image.layout.col_group),
+                  "the scales of {} stand for {} columns each: for a device it must be whole "
+                  "groups of {}",
+                  name.text(), m.scales.col_group, image.layout.col_group);
+  MOEKIT_CHECK_AS(ErrorCode::unsupported, image.panels.has_value() || m.global_sense == sense,
+                  "the globals of {} multiply in some experts and divide in others", name.matrix);
 }
 
 }  // namespace
 
-void check_images(const CanonicalLayer& layer, std::span<const int32_t> local_experts) {
+void check_images(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
+                  const ExpertImage& image) {
   for (int32_t e : local_experts) {
     const StoredExpert& expert = layer.experts[static_cast<size_t>(e)];
     const StoredExpert& first = layer.experts[static_cast<size_t>(local_experts.front())];
-    check_matrix(expert.gate, first.up.global_sense, "gate");
-    check_matrix(expert.up, first.up.global_sense, "up");
-    check_matrix(expert.down, first.down.global_sense, "down");
+    check_matrix(expert.gate, image.gate, first.up.global_sense, {"gate", e});
+    check_matrix(expert.up, image.up, first.up.global_sense, {"up", e});
+    check_matrix(expert.down, image.down, first.down.global_sense, {"down", e});
   }
 }
 
-void pack_image(const StoredExpert& expert, const ExpertImage& image, std::byte* to) {
+void pack_image(const StoredExpert& expert, int32_t expert_id, const ExpertImage& image,
+                std::byte* to) {
   std::memset(to, 0, static_cast<size_t>(image.bytes));
-  if (!expert.gate.empty()) pack_matrix(expert.gate, expert.gate_bias, image.gate, to);
-  pack_matrix(expert.up, expert.up_bias, image.up, to);
-  pack_matrix(expert.down, expert.down_bias, image.down, to);
+  if (!expert.gate.empty()) {
+    pack_matrix(expert.gate, expert.gate_bias, image.gate, {"gate", expert_id}, to);
+  }
+  pack_matrix(expert.up, expert.up_bias, image.up, {"up", expert_id}, to);
+  pack_matrix(expert.down, expert.down_bias, image.down, {"down", expert_id}, to);
 }
 
 }  // namespace moekit::experts::cuda

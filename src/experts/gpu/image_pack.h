@@ -8,10 +8,13 @@
 
 namespace moekit::experts::cuda {
 
-/// Throws unsupported for a matrix whose scales have no place in the canonical order.
-void check_images(const CanonicalLayer& layer, std::span<const int32_t> local_experts);
+/// Throws unsupported for a matrix whose scales have no place in the image's order.
+void check_images(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
+                  const ExpertImage& image);
 
-/// Writes image.bytes at `to`.
-void pack_image(const StoredExpert& expert, const ExpertImage& image, std::byte* to);
+/// Writes image.bytes at `to`. Throws unsupported, naming `expert_id`, for weights that panels
+/// cannot hold exactly (panel_pack.h).
+void pack_image(const StoredExpert& expert, int32_t expert_id, const ExpertImage& image,
+                std::byte* to);
 
 }  // namespace moekit::experts::cuda

@@ -1,12 +1,14 @@
 #include "experts/gpu/members.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/check.h"
 #include "device/cuda_library.h"
 #include "experts/gpu/image_pack.h"
 #include "kernels/common/limits.h"
 #include "tensor/bf16_rows.h"
+#include "trace/span.h"
 
 namespace moekit::experts {
 namespace {
@@ -37,22 +39,61 @@ bool reads_bf16_rows(const Problem& problem) {
           problem.wire != Wire::f32);
 }
 
-/// What a call of `tokens` may ask of kernels with these limits.
-bool fits(const Limits& limits, const MoeConfig& config, int64_t tokens) {
-  return tokens <= limits.max_tokens && tokens * config.top_k <= limits.max_slots &&
-         tokens * config.routed_width() <= limits.max_elements;
+/// Shared memory of a block of decode, for calls of `tokens`.
+int64_t decode_bytes(const MoeConfig& config, int64_t tokens) {
+  const WeightFormat weights = config.gate_up_weights.format;
+  const int64_t width = config.routed_width();
+  const auto operand = cuda::operand_format(weights);
+  if (!operand || !kernels::in_panels(*operand)) {
+    return kernels::kDecodeStaticBytes +
+           kernels::decode_shared_bytes(tokens, width, weights == WeightFormat::fp8_block ? 1 : 2);
+  }
+  // Beyond any block long before it leaves 32 bits.
+  const auto columns = static_cast<int32_t>(std::min<int64_t>(width, 1 << 24));
+  return kernels::kDecodeStaticBytes +
+         kernels::decode_panel_shared_bytes(*operand, tokens, columns,
+                                            kernels::decode_panel_stages(*operand, false));
 }
 
-/// The two pairs of formats that the matrix kernels have.
-bool has_matrix_kernel(WeightFormat weights, const ActivationScheme& input) {
-  if (weights == WeightFormat::bf16) return input.format == ActivationFormat::bf16;
-  return weights == WeightFormat::fp8_block && input.format == ActivationFormat::fp8_block &&
-         !input.ue8m0_scale;
+/// What a call of `tokens` may ask of decode on Hopper.
+bool decode_fits(const MoeConfig& config, int64_t tokens) {
+  const Limits& limits = kernels::kDecodeLimits;
+  return tokens <= limits.max_tokens && tokens * config.top_k <= limits.max_slots &&
+         tokens * config.routed_width() <= limits.max_elements &&
+         decode_bytes(config, tokens) <= kernels::block_shared_bytes(9, 0);
+}
+
+/// Whether the matrix kernels that read such weights read such rows.
+bool has_matrix_kernel(kernels::OperandFormat weights, const ActivationScheme& input) {
+  if (weights != kernels::OperandFormat::fp8_block) return input.format == ActivationFormat::bf16;
+  return input.format == ActivationFormat::fp8_block && !input.ue8m0_scale;
 }
 
 std::string pair_text(const WeightScheme& weights, const ActivationScheme& input) {
   return fmt::format("{} weights with {}{} activations", to_string(weights.format),
                      to_string(input.format), input.ue8m0_scale ? " (ue8m0 scales)" : "");
+}
+
+/// Runs a call and puts its steps on the track of the rank's GPU. The device's clock is another
+/// one: its first step is drawn where the call began on the host, which is when the call was
+/// enqueued, at most the latency of a launch too early.
+void run_traced(device::ExpertsWorkspace& workspace, device::ExpertsCall call,
+                const trace::Context& context) {
+  std::vector<device::DeviceSpan> spans;
+  call.spans = &spans;
+  const int64_t begin_ns = context.recorder->now_ns();
+  workspace.run(call);
+  const auto at = [&](double us) { return begin_ns + static_cast<int64_t>(us * 1e3); };
+  for (const device::DeviceSpan& span : spans) {
+    trace::Event event;
+    event.begin_ns = at(span.begin_us);
+    event.end_ns = at(span.end_us);
+    event.stage = span.stage;
+    event.call = context.call;
+    event.workspace = context.workspace;
+    event.facts.tokens = call.num_tokens;
+    context.rings->device->push(event);
+  }
 }
 
 }  // namespace
@@ -92,16 +133,26 @@ void CudaExperts::require_formats(const MoeConfig& c, Support& s) const {
               "device");
     return;
   }
-  s.require(has_matrix_kernel(c.gate_up_weights.format, c.gate_up_input) &&
-                has_matrix_kernel(c.down_weights.format, c.down_input) &&
-                c.gate_up_weights.format == c.down_weights.format,
-            c.gate_up_weights.format == WeightFormat::bf16 ||
-                    c.gate_up_weights.format == WeightFormat::fp8_block
-                ? ReasonCode::activation_format
-                : ReasonCode::weight_format,
-            "takes bf16 weights with bf16 activations, or fp8_block with fp8_block; this layer has "
-            "{} (gate and up) and {} (down)",
-            pair_text(c.gate_up_weights, c.gate_up_input), pair_text(c.down_weights, c.down_input));
+  const auto operand = cuda::operand_format(c.gate_up_weights.format);
+  const std::string layer = fmt::format("this layer has {} (gate and up) and {} (down)",
+                                        pair_text(c.gate_up_weights, c.gate_up_input),
+                                        pair_text(c.down_weights, c.down_input));
+  if (!operand || c.gate_up_weights.format != c.down_weights.format) {
+    s.require(false, ReasonCode::weight_format,
+              "takes weights in bf16, fp8_block, mxfp4, nvfp4 or mxfp8 (e4m3), gate and up in the "
+              "format of down; {}",
+              layer);
+    return;
+  }
+  const bool reads_rows =
+      has_matrix_kernel(*operand, c.gate_up_input) && has_matrix_kernel(*operand, c.down_input);
+  s.require(reads_rows || *operand != kernels::OperandFormat::fp8_block,
+            ReasonCode::activation_format,
+            "takes fp8_block weights with fp8_block activations (f32 scales); {}", layer);
+  s.require(reads_rows || *operand == kernels::OperandFormat::fp8_block,
+            ReasonCode::activation_format,
+            "takes {} weights with bf16 activations (--activations bf16); {}",
+            to_string(c.gate_up_weights.format), layer);
   s.require(limits_.fp8_without_gate || c.activation.gated ||
                 c.gate_up_weights.format != WeightFormat::fp8_block,
             ReasonCode::activation_function, "fp8_block without a gate has no kernel");
@@ -126,10 +177,7 @@ void CudaExperts::require_sizes(const Problem& problem, Support& s) const {
   if (kernels_ != ExpertKernels::decode || !problem.gpu.arch) return;
   const device::Arch& arch = *problem.gpu.arch;
   const int64_t has = kernels::block_shared_bytes(arch.major, arch.minor);
-  const int64_t needs =
-      kernels::kDecodeStaticBytes +
-      kernels::decode_shared_bytes(tokens, c.routed_width(),
-                                   c.gate_up_weights.format == WeightFormat::bf16 ? 2 : 1);
+  const int64_t needs = decode_bytes(c, tokens);
   s.require(needs <= has, ReasonCode::shape,
             "{} tokens need {} bytes of shared memory, a block on {} has {}", tokens, needs,
             to_string(arch), has);
@@ -166,20 +214,22 @@ Support CudaExperts::supports(const Problem& problem) const {
 
 WeightLayout CudaExperts::weight_layout(const CanonicalLayer& layer,
                                         std::span<const int32_t> local_experts) const {
-  cuda::check_images(layer, local_experts);
   const MoeConfig& config = layer.config;
+  const cuda::ExpertImage image(config, kernels_);
+  cuda::check_images(layer, local_experts, image);
+  const bool panels = image.up.panels.has_value();
   WeightLayout layout;
-  layout.name = "cuda_images";
+  layout.name = panels ? "cuda_panels" : "cuda_images";
   layout.row_order = config.activation.gated ? RowOrder::gate_up : RowOrder::not_gated;
   layout.gate_up = config.gate_up_weights;
   layout.down = config.down_weights;
   layout.num_local_experts = static_cast<int64_t>(local_experts.size());
   layout.on_device = true;
-  const int64_t bytes = cuda::ExpertImage(config).bytes;
   for (int64_t e = 0; e <= layout.num_local_experts; ++e) {
-    layout.expert_offset.push_back(checked_mul(e, bytes, "packed experts"));
+    layout.expert_offset.push_back(checked_mul(e, image.bytes, "packed experts"));
   }
-  layout.note = "weights lie in device memory as the checkpoint codes them";
+  layout.note = panels ? "weights lie in device memory in the checkpoint's codes, ordered in panels"
+                       : "weights lie in device memory as the checkpoint codes them";
   return layout;
 }
 
@@ -195,13 +245,23 @@ void CudaExperts::pack(const CanonicalLayer& layer, std::span<const int32_t> loc
 void CudaExperts::pack_experts(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                                const WeightLayout&, std::span<std::byte* const> places,
                                ThreadPool& threads) const {
-  const cuda::ExpertImage image(layer.config);
+  const cuda::ExpertImage image(layer.config, kernels_);
+  // Threads of the pool may not throw.
+  std::vector<std::exception_ptr> faults(places.size());
   auto pack_one = [&](int64_t i, int) {
-    std::byte* to = places[static_cast<size_t>(i)];
-    const auto e = static_cast<size_t>(local_experts[static_cast<size_t>(i)]);
-    if (to != nullptr) cuda::pack_image(layer.experts[e], image, to);
+    const auto at = static_cast<size_t>(i);
+    if (places[at] == nullptr) return;
+    const int32_t e = local_experts[at];
+    try {
+      cuda::pack_image(layer.experts[static_cast<size_t>(e)], e, image, places[at]);
+    } catch (...) {
+      faults[at] = std::current_exception();
+    }
   };
   threads.parallel_for(static_cast<int64_t>(places.size()), pack_one);
+  for (const std::exception_ptr& fault : faults) {
+    if (fault != nullptr) std::rethrow_exception(fault);
+  }
 }
 
 int64_t CudaExperts::workspace_bytes(const Problem& problem, int64_t max_rows, int) const {
@@ -244,7 +304,7 @@ std::vector<Knobs> CudaExperts::candidates(const Problem& problem, int64_t num_t
   if (kernels_ == ExpertKernels::reference) return {"reference"};
   if (kernels_ == ExpertKernels::decode) return {Knobs(device::kDecodeChain)};
   const bool few = !problem.batch_invariant && reads_bf16_rows(problem) &&
-                   fits(kernels::kDecodeLimits, problem.config, num_tokens);
+                   decode_fits(problem.config, num_tokens);
   if (few) return {Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
   return {Knobs(device::kSplitChain)};
 }
@@ -277,7 +337,12 @@ void CudaExperts::run(const Args& args, const Knobs& knobs) const {
   call.out = args.out.data;
   call.out_type = device::RowType::f32;
   call.stream = args.stream;
-  args.device->run(call);
+  const trace::Context* context = trace::current();
+  if (context != nullptr && context->rings->device != nullptr) {
+    run_traced(*args.device, call, *context);
+  } else {
+    args.device->run(call);
+  }
 }
 
 const Experts& sm90_experts() {

@@ -1,12 +1,12 @@
 // Everything between the public API and the GPU's kernels, with a fake plug-in in their place:
 // plans for a GPU, weights on their way to it, calls with tensors on the host and on the device.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
+#include <optional>
 
 #include "engine/synthetic.h"
 #include "moekit/checkpoint.h"
@@ -18,35 +18,10 @@
 #include "support/problems.h"
 #include "support/run_layer.h"
 #include "tensor/float_formats.h"
-#include "tests/plugins/fake_cuda.h"
+#include "tests/cpu/cuda_plugin/fake_plugin.h"
 
 namespace moekit::test {
 namespace {
-
-/// The fake's state, the plug-in being loaded by moekit's own loader.
-moekit_fake_cuda& fake() {
-  static moekit_fake_cuda* const state = [] {
-    void* library = dlopen(MOEKIT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    using State = moekit_fake_cuda*();
-    return reinterpret_cast<State*>(dlsym(library, "moekit_fake_cuda_state"))();
-  }();
-  return *state;
-}
-
-class CudaPlugin : public testing::Test {
- protected:
-  static void SetUpTestSuite() { setenv("MOEKIT_CUDA_PLUGIN", MOEKIT_FAKE_CUDA, 1); }
-  void SetUp() override { fake() = {1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, ""}; }
-};
-
-PlanOptions gpu_options(const std::string& backend = "") {
-  PlanOptions options = options_for(backend);
-  options.device.type = DeviceType::cuda;
-  options.combine_dtype = DType::bf16;
-  options.batch_invariant = false;
-  options.hidden_dtype = DType::bf16;
-  return options;
-}
 
 std::vector<std::string> chains_of(const Explanation& explanation) {
   std::vector<std::string> chains;
@@ -71,6 +46,24 @@ TEST_F(CudaPlugin, ThePlanIsForTheGpuThatIsHere) {
   // gate, up and down in bf16, each with a global, in steps of 128 bytes.
   EXPECT_EQ(e.plan.weights_bytes, 8 * (3 * 64 * 96 * 2 + 3 * 128));
   EXPECT_GE(e.plan.workspace_bytes, 512 * 64 * 4);
+}
+
+TEST_F(CudaPlugin, PlansOfFourAndEightBitsHoldPanels) {
+  // Blocks of 64 x 64: one tile of two steps for gate and up, two tiles of one step for down, each
+  // with a multiplier, in steps of 128 bytes.
+  const std::string base = std::string(kSmall) + ",weights=";
+  for (const auto& [format, block] :
+       {std::pair{"mxfp4", 2048 + 128}, {"nvfp4", 2048 + 256}, {"mxfp8", 4096 + 128}}) {
+    const Explanation e = explain(base + format, gpu_options(), 512);
+    ASSERT_TRUE(e.chosen) << format;
+    EXPECT_EQ(e.plan.backend, "sm90");
+    EXPECT_EQ(e.plan.weight_layout, "cuda_panels");
+    EXPECT_EQ(e.plan.weights_bytes, 8 * 3 * (2 * block + 128)) << format;
+    EXPECT_EQ(chains_of(e), (std::vector<std::string>{"chain=decode", "chain=decode", "chain=split",
+                                                      "chain=split"}));
+    // The reference's images are the checkpoint's order.
+    EXPECT_EQ(explain(base + format, gpu_options("cuda_ref"), 8).plan.weight_layout, "cuda_images");
+  }
 }
 
 TEST_F(CudaPlugin, BatchInvarianceKeepsOneChain) {
@@ -118,20 +111,34 @@ TEST_F(CudaPlugin, ANamedGpuIsForExplainOnly) {
   EXPECT_NE(text.find("shows 1"), std::string::npos) << text;
 }
 
+using Activations = std::optional<ActivationFormat>;
+
 /// A layer on the fake GPU against the CPU's reference.
-void expect_reference(const LayerSource& layer, const std::string& backend, int64_t tokens) {
+void expect_reference(const LayerSource& layer, const std::string& backend, int64_t tokens,
+                      Activations activations = {}) {
   const std::vector<float> rows = make_rows(layer, tokens);
   PlanOptions on_cpu = options_for("ref");
   on_cpu.hidden_dtype = DType::bf16;
+  on_cpu.activations = activations;
   const std::vector<float> reference = run_layer(layer, on_cpu, 1, rows);
-  const std::vector<float> got = run_layer(layer, gpu_options(backend), 1, rows);
+  PlanOptions options = gpu_options(backend);
+  options.activations = activations;
+  const std::vector<float> got = run_layer(layer, options, 1, rows);
+  MoeConfig config = layer.config;
+  if (activations) {
+    config.gate_up_input = config.down_input = {*activations};
+    config.shared.gate_up_input = config.shared.down_input = {*activations};
+  }
   EXPECT_LE(worst_row(got, reference, layer.config.hidden),
-            gpu_row_error_bound(layer.config, DType::bf16))
+            gpu_row_error_bound(config, DType::bf16))
       << backend << " " << layer.model;
 }
 
-bool takes(const LayerSource& layer, const std::string& backend, int64_t tokens) {
-  return explain_plan(layer, gpu_options(backend), 1, tokens).chosen;
+bool takes(const LayerSource& layer, const std::string& backend, int64_t tokens,
+           Activations activations = {}) {
+  PlanOptions options = gpu_options(backend);
+  options.activations = activations;
+  return explain_plan(layer, options, 1, tokens).chosen;
 }
 
 TEST_F(CudaPlugin, LayersHaveTheReferencesValues) {
@@ -145,6 +152,10 @@ TEST_F(CudaPlugin, LayersHaveTheReferencesValues) {
                            "E=4,k=2,H=64,I=64,tokens=8,act=swiglu_oai,bias=1,shared_I=32",
                            "E=4,k=2,H=96,I=64,latent=32,tokens=8,act=relu2",
                            "E=4,k=2,H=64,I=64,tokens=8,weights=nvfp4,activations=nvfp4",
+                           "E=4,k=2,H=96,I=160,tokens=8,act=swiglu_oai,bias=1,weights=mxfp4",
+                           "E=4,k=2,H=160,I=96,tokens=8,weights=nvfp4",
+                           "E=4,k=2,H=96,I=64,tokens=8,act=relu2,weights=nvfp4",
+                           "E=4,k=2,H=160,I=224,tokens=8,bias=down,weights=mxfp8",
                            "E=4,k=2,H=64,I=64,tokens=8,weights=mxfp8_e5m2,activations=mxfp8"})
     specs.push_back(more);
   int ran[3] = {};
@@ -157,25 +168,61 @@ TEST_F(CudaPlugin, LayersHaveTheReferencesValues) {
       expect_reference(layer, backends[i], 7);
     }
   }
-  EXPECT_GE(ran[0], 4);
-  EXPECT_GE(ran[1], 3);
+  EXPECT_GE(ran[0], 8);
+  EXPECT_GE(ran[1], 8);
   EXPECT_GE(ran[2], 10);
 }
 
-TEST_F(CudaPlugin, CheckpointsInEveryStorageOrderArrive) {
+/// Runs each layer of tests/fixtures that `backend` takes, and returns their names.
+std::vector<std::string> run_fixtures(const std::string& backend, Activations activations = {}) {
   std::vector<std::string> seen;
   for (const auto& entry : std::filesystem::directory_iterator(MOEKIT_FIXTURES)) {
     if (!entry.is_directory()) continue;
     LayerSource layer = open_source(entry.path(), -1);
     layer.model = entry.path().filename();
-    if (layer.config.router.hash_routing || !takes(layer, "cuda_ref", 5)) continue;
+    if (layer.config.router.hash_routing || !takes(layer, backend, 5, activations)) continue;
     seen.push_back(layer.model);
-    expect_reference(layer, "cuda_ref", 5);
+    expect_reference(layer, backend, 5, activations);
   }
-  // Interleaved rows, transposed stacks, scales and globals of three tools.
-  for (const char* name : {"gptoss-bf16", "gptoss-mxfp4", "dbrx-bf16", "qwen3moe-ctfree-nvfp4a16",
-                           "qwen3moe-modelopt-mxfp8", "qwen3moe-hf-fp8-ue8m0", "jamba-f16"}) {
+  return seen;
+}
+
+void expect_names(const std::vector<std::string>& seen,
+                  std::initializer_list<const char*> expected) {
+  for (const char* name : expected) {
     EXPECT_NE(std::find(seen.begin(), seen.end(), name), seen.end()) << name;
+  }
+}
+
+TEST_F(CudaPlugin, CheckpointsInEveryStorageOrderArrive) {
+  // Interleaved rows, transposed stacks, scales and globals of three tools.
+  expect_names(run_fixtures("cuda_ref"),
+               {"gptoss-bf16", "gptoss-mxfp4", "dbrx-bf16", "qwen3moe-ctfree-nvfp4a16",
+                "qwen3moe-modelopt-mxfp8", "qwen3moe-hf-fp8-ue8m0", "jamba-f16"});
+  expect_names(run_fixtures("sm90"), {"gptoss-bf16", "gptoss-mxfp4", "qwen3moe-ctfree-nvfp4a16",
+                                      "qwen3moe-modelopt-w4a16nvfp4"});
+}
+
+TEST_F(CudaPlugin, CheckpointsOfFourAndEightBitsArriveInPanels) {
+  // With rows in bf16, whatever the checkpoint asks.
+  const std::initializer_list<const char*> names = {"gptoss-mxfp4",
+                                                    "gptoss-ct-nvfp4a16",
+                                                    "gptoss-modelopt-nvfp4",
+                                                    "mixtral-ct-nvfp4",
+                                                    "deepseekv3-ct-nvfp4",
+                                                    "deepseekv3-modelopt-nvfp4",
+                                                    "nemotronh-ct-nvfp4",
+                                                    "nemotronh-modelopt-nvfp4",
+                                                    "qwen3moe-ct-mxfp4",
+                                                    "qwen3moe-ct-mxfp8",
+                                                    "qwen3moe-ct-nvfp4",
+                                                    "qwen3moe-ctfree-nvfp4a16",
+                                                    "qwen3moe-modelopt-mxfp4",
+                                                    "qwen3moe-modelopt-mxfp8",
+                                                    "qwen3moe-modelopt-nvfp4",
+                                                    "qwen3moe-modelopt-w4a16nvfp4"};
+  for (const char* backend : {"sm90", "cuda_decode"}) {
+    expect_names(run_fixtures(backend, ActivationFormat::bf16), names);
   }
 }
 

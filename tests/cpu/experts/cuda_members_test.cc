@@ -80,8 +80,33 @@ std::vector<Case> cases() {
        {activation_format},
        {activation_format},
        {}},
-      {"mxfp4", spec("weights=mxfp4"), {weight_format}, {weight_format}, {}},
-      {"nvfp4", spec("weights=nvfp4,activations=nvfp4"), {weight_format}, {weight_format}, {}},
+      {"mxfp4", spec("weights=mxfp4"), {}, {}, {}},
+      {"nvfp4", spec("weights=nvfp4"), {}, {}, {}},
+      {"mxfp8", spec("weights=mxfp8"), {}, {}, {}},
+      {"GPT-OSS", spec("weights=mxfp4,act=swiglu_oai,bias=1"), {}, {}, {}},
+      {"nvfp4 without a gate", spec("weights=nvfp4,act=relu2"), {}, {}, {}},
+      {"mxfp8 in e5m2", spec("weights=mxfp8_e5m2"), {weight_format}, {weight_format}, {}},
+      {"nvfp4 rows",
+       spec("weights=nvfp4,activations=nvfp4"),
+       {activation_format},
+       {activation_format},
+       {}},
+      {"mxfp8 rows",
+       spec("weights=mxfp8,activations=mxfp8"),
+       {activation_format},
+       {activation_format},
+       {}},
+      {"fp8 rows for mxfp4",
+       spec("weights=mxfp4,activations=fp8_block"),
+       {activation_format},
+       {activation_format},
+       {}},
+      {"two formats", spec("weights=mxfp4/bf16"), {weight_format}, {weight_format}, {}},
+      {"wide mxfp4 rows",
+       [] { return problem_of("E=16,k=4,H=7168,I=256,tokens=8,weights=mxfp4", "120a"); },
+       {ReasonCode::arch},
+       {shape},
+       {}},
       {"f16", spec("weights=f16"), {weight_format}, {weight_format}, {}},
       {"int4", spec("weights=int4_g32"), {weight_format}, {weight_format}, {weight_format}},
       {"odd hidden",
@@ -96,8 +121,8 @@ std::vector<Case> cases() {
        {}},
       {"half a scale group",
        [] { return problem_of("E=16,k=4,H=144,I=256,tokens=8,weights=mxfp4"); },
-       {weight_format, shape},
-       {weight_format, shape},
+       {shape},
+       {shape},
        {shape}},
       {"nine tokens", [] { return problem_of("E=16,k=4,H=128,I=256,tokens=9"); }, {}, {shape}, {}},
       {"seventy slots",
@@ -222,6 +247,12 @@ TEST(CudaMembers, BucketsOfFewTokensTakeTheDecodeChain) {
   p.batch_invariant = true;
   EXPECT_EQ(first(1), device::kSplitChain);
   EXPECT_EQ(sm90_experts().candidates(p, 1).size(), 1u);
+  // Rings of panels leave less shared memory to the rows.
+  for (const auto& [weights, most] : {std::pair{"bf16", 8}, {"mxfp4", 6}, {"mxfp8", 5}}) {
+    p = problem_of(std::string("E=16,k=4,H=12288,I=256,tokens=512,weights=") + weights);
+    EXPECT_EQ(first(most), device::kDecodeChain) << weights;
+    EXPECT_EQ(first(most + 1), device::kSplitChain) << weights;
+  }
 }
 
 TEST(CudaMembers, TextsNameFiguresAndWhatToDo) {
@@ -233,10 +264,19 @@ TEST(CudaMembers, TextsNameFiguresAndWhatToDo) {
             "its kernels are made for 90a (Hopper), the plan is for 120a");
   EXPECT_EQ(text(cuda_decode_experts(), problem_of("E=16,k=4,H=128,I=256,tokens=9")),
             "calls have up to 9 tokens, at most 8 fit");
-  EXPECT_EQ(text(sm90_experts(), problem_of(kBase + ",weights=mxfp4")),
-            "takes bf16 weights with bf16 activations, or fp8_block with fp8_block; this layer has "
-            "mxfp4 weights with bf16 activations (gate and up) and mxfp4 weights with bf16 "
-            "activations (down)");
+  const auto both = [](const std::string& pair) {
+    return "; this layer has " + pair + " (gate and up) and " + pair + " (down)";
+  };
+  EXPECT_EQ(text(sm90_experts(), problem_of(kBase + ",weights=mxfp8_e5m2")),
+            "takes weights in bf16, fp8_block, mxfp4, nvfp4 or mxfp8 (e4m3), gate and up in the "
+            "format of down" +
+                both("mxfp8_e5m2 weights with bf16 activations"));
+  EXPECT_EQ(text(sm90_experts(), problem_of(kBase + ",weights=nvfp4,activations=nvfp4")),
+            "takes nvfp4 weights with bf16 activations (--activations bf16)" +
+                both("nvfp4 weights with nvfp4 activations"));
+  EXPECT_EQ(text(cuda_decode_experts(), problem_of(kBase + ",weights=fp8_block")),
+            "takes fp8_block weights with fp8_block activations (f32 scales)" +
+                both("fp8_block weights with bf16 activations"));
 }
 
 }  // namespace

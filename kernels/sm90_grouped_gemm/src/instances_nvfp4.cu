@@ -1,0 +1,13 @@
+#include "kernels/sm90_grouped_gemm/src/panel_kernel.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+std::span<const Instance> nvfp4_instances() {
+  static const Instance table[] = {
+      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::gate_up, .stages = 4}>(),
+      panel_instance<Knobs{.format = Format::nvfp4, .phase = Phase::down, .stages = 4}>(),
+  };
+  return table;
+}
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

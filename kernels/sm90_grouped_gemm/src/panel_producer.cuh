@@ -1,0 +1,93 @@
+// The producer warpgroup of the kernels for weights in panels: blocks of weights by bulk copies,
+// rows as in producer.cuh.
+#pragma once
+
+#include "kernels/sm90_grouped_gemm/src/panel_storage.cuh"
+#include "kernels/sm90_grouped_gemm/src/producer.cuh"
+#include "kernels/sm90_grouped_gemm/src/swapped.cuh"
+
+namespace moekit::kernels::sm90_grouped_gemm {
+
+/// Where the blocks of a task's stages come from.
+template <Knobs K>
+struct PanelStream {
+  static constexpr int kBytes = PanelStorage<K>::kBlockBytes;
+  const uint8_t* tile[kStageTiles];  // null past the last row of the matrix
+  uint32_t num_tiles = 0;
+
+  __device__ __forceinline__ PanelStream(const Args& args, const TileTask& task) {
+    const int64_t tile_bytes = int64_t{panel_steps(args.shape.depth)} * kBytes;
+    const auto* expert =
+        static_cast<const uint8_t*>(args.weights.base) + task.expert * args.weights.expert_bytes;
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i) {
+      const SwappedBlock<K> t(task, i / 2, i % 2);
+      const bool inside = t.tile < panel_tiles(args.shape.columns);
+      tile[i] = inside ? expert + t.half * args.weights.half_bytes + t.tile * tile_bytes : nullptr;
+      if (inside) ++num_tiles;
+    }
+  }
+
+  /// One thread: announces the bytes of a stage, `others` among them, and loads blocks `block` to
+  /// `block` + count - 1 of each tile.
+  __device__ __forceinline__ void load(uint64_t* full, uint8_t* to, int32_t block, int32_t count,
+                                       uint32_t others) const {
+    const uint32_t bytes = static_cast<uint32_t>(count * kBytes);
+    barrier_arrive_expect(full, num_tiles * bytes + others);
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i) {
+      if (tile[i] == nullptr) continue;
+      bulk_load(full, to + i * kStageBlocks * kBytes,
+                tile[i] + static_cast<int64_t>(block) * kBytes, bytes);
+    }
+  }
+};
+
+/// Rows come by TMA where they lie in order and fill a tile, else by copies of just those rows.
+template <Knobs K>
+__device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelStorage<K>& shared,
+                                               int thread) {
+  const Args& args = kernel.args;
+  const int32_t depth_bytes = args.shape.depth * K.element_bytes();
+  const int32_t blocks = panel_steps(args.shape.depth);
+  // Not of the warp that copies the rows of a short task.
+  const bool leads = thread == kWarpgroup - 32;
+  RingPosition ring;
+  TaskWalk walk(args);
+  TileTask task;
+  while (walk.take(task)) {
+    if (task.num_rows == 0) continue;
+    const PanelStream<K> weights(args, task);
+    const bool tiles = args.row_index == nullptr && task.num_rows > 64;
+    GatheredRows rows;
+    if (!tiles) rows.find(args, task, thread);
+    for (int32_t block = 0; block < blocks; block += kStageBlocks) {
+      const int32_t count = blocks - block < kStageBlocks ? blocks - block : kStageBlocks;
+      uint64_t* full = &shared.full[ring.stage];
+      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+      if (leads) {
+        weights.load(full, shared.weights[ring.stage], block, count,
+                     tiles ? count * PanelStorage<K>::kRowsBytes : 0);
+      }
+      for (int32_t i = 0; i < count; ++i) {
+        uint8_t* to = shared.rows[ring.stage] + i * PanelStorage<K>::kRowsBytes;
+        if (!tiles) {
+          rows.copy(args, to, (block + i) * kTileRowBytes, depth_bytes, thread);
+        } else if (leads) {
+          for (int32_t half = 0; half < 2; ++half) {
+            tma_load_2d(&kernel.rows, full, to + half * 64 * kTileRowBytes,
+                        (block + i) * kPanelDepth, task.first_row + half * 64);
+          }
+        }
+      }
+      if (tiles) {
+        barrier_arrive(full);
+      } else {
+        copy_async_arrive(full);
+      }
+      ring.advance<K.stages>();
+    }
+  }
+}
+
+}  // namespace moekit::kernels::sm90_grouped_gemm

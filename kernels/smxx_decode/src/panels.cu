@@ -1,0 +1,289 @@
+// Decode kernels over weight panels. Rings of 16 warps keep 64 to 92 KiB under way on an SM. An SM
+// holds a block of gate_up and one of down, as far as registers and (for few tokens) shared memory
+// allow, so that down fills its rings while gate_up still runs; never two of a kind, which would
+// leave other SMs idle.
+#include "kernels/common/launch.h"
+#include "kernels/smxx_decode/src/panel_units.cuh"
+#include "kernels/smxx_decode/src/panels.h"
+
+namespace moekit::kernels::smxx_decode {
+namespace {
+
+/// Thread blocks that an SM is to hold; a hundred KiB of shared memory holds one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kBlocksOfSm = 1;
+#else
+constexpr int kBlocksOfSm = 2;
+#endif
+
+/// Where column `column` of a row of bf16 lies in x as staged and in h: of every 32 columns, lane t
+/// of a fragment's four finds its B operands of two products in 16 bytes.
+__device__ __forceinline__ int32_t fragment_place(int32_t column) {
+  return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2;
+}
+
+/// Bytes between staged rows: eight lanes' 16 bytes of two rows lie in different banks.
+__device__ __forceinline__ int32_t staged_row_bytes(int32_t hidden) {
+  return panel_row_elements(hidden) * 2 + 64;
+}
+
+/// x to shared memory in fragment order, zeros up to a multiple of 128 columns. No barrier.
+__device__ inline void stage_panel_tokens(const Args& args, uint8_t* rows) {
+  const auto* x = static_cast<const uint4*>(args.x);
+  const int32_t row_bytes = staged_row_bytes(args.hidden);
+  const int32_t pieces = args.hidden / 8, padded = panel_row_elements(args.hidden) / 8;
+  for (int32_t i = threadIdx.x; i < args.num_tokens * padded; i += kThreads) {
+    const int32_t token = i / padded, piece = i % padded;
+    const uint4 v = piece < pieces ? __ldg(x + token * pieces + piece) : uint4{0, 0, 0, 0};
+    uint8_t* to = rows + token * row_bytes + fragment_place(piece * 8) * 2;
+    *reinterpret_cast<uint32_t*>(to) = v.x;
+    *reinterpret_cast<uint32_t*>(to + 16) = v.y;
+    *reinterpret_cast<uint32_t*>(to + 32) = v.z;
+    *reinterpret_cast<uint32_t*>(to + 48) = v.w;
+  }
+}
+
+/// The columns of h past inter, which down's steps of 128 columns read.
+__device__ inline void clear_tails(const Args& args) {
+  const int32_t stride = panel_row_elements(args.inter), tail = stride - args.inter;
+  auto* const h = static_cast<__nv_bfloat16*>(args.h) + args.inter;
+  const int32_t all = args.num_tokens * args.top_k * tail;
+  for (int32_t i = static_cast<int32_t>(blockIdx.x) * kThreads + threadIdx.x; i < all;
+       i += static_cast<int32_t>(gridDim.x) * kThreads) {
+    h[static_cast<int64_t>(i / tail) * stride + i % tail] = __nv_bfloat16();
+  }
+}
+
+/// Rows of x as staged, read in steps of kStepBytes.
+template <int kStepBytes>
+struct StagedPanelTokens {
+  const uint8_t* rows;
+  int32_t row_bytes;
+  int32_t top_k;
+  const uint8_t* own = nullptr;  // the lane's next words
+
+  __device__ __forceinline__ void ready() {}
+  __device__ __forceinline__ void select(int32_t slot, int32_t begin, int32_t) {
+    own = rows + slot / top_k * row_bytes + begin * kStepBytes + threadIdx.x % 4 * 16;
+  }
+  __device__ __forceinline__ void load(uint4 (&words)[2]) {
+    words[0] = *reinterpret_cast<const uint4*>(own);
+    words[1] = *reinterpret_cast<const uint4*>(own + 64);
+    own += 128;
+  }
+};
+
+/// Rows of h from memory (L1 keeps them).
+struct IntermediatePanelRows {
+  const uint8_t* rows;
+  int32_t row_bytes;
+  const uint8_t* own = nullptr;  // the lane's next words
+
+  /// gate_up, or whatever ran in between, has ended.
+  __device__ __forceinline__ void ready() { wait_for_predecessor(); }
+
+  /// The first lines of the piece are asked for at once; the products would wait for one after the
+  /// other.
+  __device__ __forceinline__ void select(int32_t slot, int32_t begin, int32_t end) {
+    const int lane = threadIdx.x % 4;
+    const uint8_t* const piece = rows + static_cast<int64_t>(slot) * row_bytes + begin * 256;
+    own = piece + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t at = (i * 4 + lane) * 128;
+      [[maybe_unused]] uint32_t unused;
+      if (at < (end - begin) * 256) {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(piece + at));
+      }
+    }
+  }
+  __device__ __forceinline__ void load(uint4 (&words)[2]) {
+    words[0] = *reinterpret_cast<const uint4*>(own);
+    words[1] = *reinterpret_cast<const uint4*>(own + 64);
+    own += 128;
+  }
+};
+
+__device__ __forceinline__ float value_or(const float* values, int64_t at, float otherwise) {
+  return values != nullptr ? values[at] : otherwise;
+}
+
+template <OperandFormat kFormat, int kStages>
+struct SharedParts {
+  uint8_t* rings;
+  float* pieces;
+  uint8_t* rows;
+
+  __device__ __forceinline__ explicit SharedParts(uint8_t* shared)
+      : rings(shared),
+        pieces(reinterpret_cast<float*>(shared + kWarps * kStages * StepLayout<kFormat>::kBytes)),
+        rows(reinterpret_cast<uint8_t*>(pieces) + (kWarps - 1) * 1024) {}
+};
+
+template <OperandFormat kFormat, bool kGated, int kStages>
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+    panel_gate_up_kernel(const __grid_constant__ Args args) {
+  extern __shared__ __align__(128) uint8_t panel_shared[];
+  __shared__ Chosen chosen;
+  __shared__ Share share;
+  const SharedParts<kFormat, kStages> parts(panel_shared);
+  wait_for_predecessor();
+  // Only now: what starts early may then read whatever this kernel was allowed to read.
+  release_dependents();
+  const int32_t routed = routed_expert(args);
+  stage_panel_tokens(args, parts.rows);
+  clear_tails(args);
+  find_chosen(args, routed, chosen);  // its barriers publish the rows too
+  if (threadIdx.x == 0) share.fill(chosen, args.inter, args.hidden, kGated);
+  __syncthreads();
+  StagedPanelTokens<kGated ? 128 : 256> tokens{parts.rows, staged_row_bytes(args.hidden),
+                                               args.top_k};
+  const int lane = threadIdx.x % 32;
+  auto store = [&](int32_t expert, int32_t strip, int32_t slot,
+                   const float(&sums)[kGated ? 2 : 1][4]) {
+    const float scale = value_or(args.gate_up.multipliers, expert, 1.0f);
+    const float up_scale = kGated ? value_or(args.gate_up.up_multipliers, expert, 1.0f) : scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
+      const int32_t column = strip * kStripRows + lane / 4 + i / 2 * 8;
+      if (to < 0) continue;
+      const int64_t bias = static_cast<int64_t>(expert) * args.inter + column;
+      const float up = sums[kGated ? 1 : 0][i] * up_scale + value_or(args.up_bias, bias, 0.0f);
+      float h;
+      if constexpr (kGated) {
+        const float gate = sums[0][i] * scale + value_or(args.gate_bias, bias, 0.0f);
+        h = apply_gated(args.activation, gate, up);
+      } else {
+        h = apply_unary(args.activation, up);
+      }
+      static_cast<__nv_bfloat16*>(
+          args.h)[static_cast<int64_t>(to) * panel_row_elements(args.inter) +
+                  fragment_place(column)] = __float2bfloat16_rn(h);
+    }
+  };
+  run_units<kFormat, kGated, kStages>(args.gate_up, chosen, share, parts.rings, parts.pieces,
+                                      tokens, store);
+}
+
+template <OperandFormat kFormat, int kStages>
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+    panel_down_kernel(const __grid_constant__ Args args) {
+  extern __shared__ __align__(128) uint8_t panel_shared[];
+  __shared__ Chosen chosen;
+  __shared__ Share share;
+  const SharedParts<kFormat, kStages> parts(panel_shared);
+  release_dependents();
+  find_chosen(args, routed_expert(args), chosen);
+  if (threadIdx.x == 0) share.fill(chosen, args.hidden, args.inter, false);
+  __syncthreads();
+  IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h),
+                               panel_row_elements(args.inter) * 2};
+  const int lane = threadIdx.x % 32;
+  auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
+    const float scale = value_or(args.down.multipliers, expert, 1.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
+      const int32_t column = strip * kStripRows + lane / 4 + i / 2 * 8;
+      if (to < 0) continue;
+      const int64_t bias = static_cast<int64_t>(expert) * args.hidden + column;
+      args.y[static_cast<int64_t>(to) * args.hidden + column] =
+          sums[0][i] * scale + value_or(args.down_bias, bias, 0.0f);
+    }
+  };
+  // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
+  run_units<kFormat, false, kStages>(args.down, chosen, share, parts.rings, parts.pieces, tokens,
+                                     store);
+}
+
+cudaError_t launch_panels(void (*kernel)(Args), const Args& args, int64_t shared,
+                          cudaStream_t stream, bool overlap) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared));
+  // All of it, so that the next kernel's block finds room beside this one's.
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+  }
+  if (status != cudaSuccess) return status;
+  const LaunchShape shape{dim3(static_cast<unsigned>(args.num_sms)), kThreads,
+                          static_cast<size_t>(shared), stream, overlap};
+  return launch(kernel, shape, args);
+}
+
+/// Bytes of dynamic shared memory with a ring of `many` stages, and whether this GPU has them.
+struct Room {
+  int64_t bytes[2];  ///< few, many
+  bool many = false;
+  int limit = 0;
+
+  cudaError_t find(const Args& args, int64_t tokens,
+                   int32_t (*stages)(OperandFormat format, bool many)) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    status = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    for (const bool with_many : {false, true}) {
+      bytes[with_many ? 1 : 0] = decode_panel_shared_bytes(args.format, tokens, args.hidden,
+                                                           stages(args.format, with_many));
+    }
+    many = bytes[1] + kDecodeStaticBytes <= limit;
+    return status;
+  }
+};
+
+template <OperandFormat kFormat>
+cudaError_t gate_up_of(const Args& args, cudaStream_t stream, bool overlap) {
+  constexpr int kFew = decode_panel_stages(kFormat, false);
+  constexpr int kMany = decode_panel_stages(kFormat, true);
+  Room room;
+  const cudaError_t status = room.find(args, args.num_tokens, decode_panel_stages);
+  if (status != cudaSuccess) return status;
+  // More than half of what Hopper and Blackwell have: blocks that find others' leavings on an SM
+  // must not come in pairs.
+  constexpr int64_t kAlone = int64_t{117} << 10;
+  if (room.many && room.bytes[1] < kAlone && room.limit >= 2 * kAlone - 16384) {
+    room.bytes[1] = kAlone;
+  }
+  const auto kernel = args.gated ? (room.many ? panel_gate_up_kernel<kFormat, true, kMany>
+                                              : panel_gate_up_kernel<kFormat, true, kFew>)
+                                 : (room.many ? panel_gate_up_kernel<kFormat, false, kMany>
+                                              : panel_gate_up_kernel<kFormat, false, kFew>);
+  return launch_panels(kernel, args, room.bytes[room.many ? 1 : 0], stream, overlap);
+}
+
+template <OperandFormat kFormat>
+cudaError_t down_of(const Args& args, cudaStream_t stream, bool overlap) {
+  Room room;
+  const cudaError_t status = room.find(args, 0, decode_panel_down_stages);
+  if (status != cudaSuccess) return status;
+  constexpr int kFew = decode_panel_down_stages(kFormat, false);
+  constexpr int kMany = decode_panel_down_stages(kFormat, true);
+  const auto kernel =
+      room.many ? panel_down_kernel<kFormat, kMany> : panel_down_kernel<kFormat, kFew>;
+  return launch_panels(kernel, args, room.bytes[room.many ? 1 : 0], stream, overlap);
+}
+
+}  // namespace
+
+cudaError_t panel_gate_up(const Args& args, cudaStream_t stream, bool overlap) {
+  switch (args.format) {
+    case OperandFormat::mxfp4: return gate_up_of<OperandFormat::mxfp4>(args, stream, overlap);
+    case OperandFormat::nvfp4: return gate_up_of<OperandFormat::nvfp4>(args, stream, overlap);
+    case OperandFormat::mxfp8: return gate_up_of<OperandFormat::mxfp8>(args, stream, overlap);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t panel_down(const Args& args, cudaStream_t stream, bool overlap) {
+  switch (args.format) {
+    case OperandFormat::mxfp4: return down_of<OperandFormat::mxfp4>(args, stream, overlap);
+    case OperandFormat::nvfp4: return down_of<OperandFormat::nvfp4>(args, stream, overlap);
+    case OperandFormat::mxfp8: return down_of<OperandFormat::mxfp8>(args, stream, overlap);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace moekit::kernels::smxx_decode
