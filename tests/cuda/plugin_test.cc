@@ -121,6 +121,43 @@ TEST_F(PluginTest, TensorsOnTheDeviceHaveTheHostsValues) {
   }
 }
 
+/// The chain for few tokens and the one for any number take turns in one workspace.
+TEST_F(PluginTest, CallsOfAnySizeFollowEachOther) {
+  MOEKIT_NEEDS_GPU(90);
+  const int64_t hidden = 256, top_k = 2, most = 96;
+  for (const char* format : {"bf16", "mxfp4"}) {
+    const LayerSource source =
+        test::make_layer(std::string("E=8,k=2,H=256,I=160,tokens=8,weights=") + format);
+    PlanOptions options = gpu_options("sm90");
+    options.max_tokens = most;
+    options.batch_invariant = false;
+    PlanOptions on_cpu = test::options_for("ref");
+    on_cpu.hidden_dtype = DType::bf16;
+    on_cpu.max_tokens = most;
+    const Layer layer = Layer::from_canonical(source.canonical, options);
+    const Layer reference = Layer::from_canonical(source.canonical, on_cpu);
+    Random random(9);
+    const std::vector<uint16_t> x = random_bf16(most * hidden, 1.0f, random);
+    std::vector<int32_t> ids(most * top_k);
+    for (auto& id : ids) id = static_cast<int32_t>(random.below(8));
+    const std::vector<float> weights(ids.size(), 0.5f);
+    for (const int64_t tokens : {3, 96, 8, 40, 1, 96}) {
+      LayerArgs args;
+      args.hidden = TensorView::contiguous(x.data(), DType::bf16, {tokens, hidden});
+      args.topk_ids = TensorView::contiguous(ids.data(), DType::i32, {tokens, top_k});
+      args.topk_weights = TensorView::contiguous(weights.data(), DType::f32, {tokens, top_k});
+      std::vector<float> got(tokens * hidden), expected(got.size());
+      args.output = TensorView::contiguous(got.data(), DType::f32, {tokens, hidden});
+      layer.run(args);
+      args.output = TensorView::contiguous(expected.data(), DType::f32, {tokens, hidden});
+      reference.run(args);
+      EXPECT_LE(test::worst_row(got, expected, hidden),
+                gpu_row_error_bound(source.config, DType::bf16))
+          << format << ", " << tokens << " tokens";
+    }
+  }
+}
+
 TEST_F(PluginTest, GraphsReplayWhatTheyCapture) {
   MOEKIT_NEEDS_GPU(80);
   const device::GpuTools& tools = device::cuda_tools();

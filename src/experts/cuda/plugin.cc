@@ -63,7 +63,8 @@ int64_t decode_tokens(const ExpertsSpec& spec) {
 /// Where a call's data lie in a workspace.
 struct Regions {
   Region rows, ids, weights, out;  // copies of host memory
-  Region layer;
+  // Of each chain its own: the split chain leaves words there from call to call.
+  Region layer, few;
   WorkspaceLayout layout;
 
   explicit Regions(const ExpertsSpec& spec) {
@@ -73,18 +74,16 @@ struct Regions {
     ids = layout.add(checked_mul(spec.max_tokens, c.top_k, "slots"), 4);
     weights = layout.add(spec.max_tokens * c.top_k, 4);
     out = layout.add(elements, 4);
-    int64_t bytes = 0;
     if (spec.kernels == ExpertKernels::reference) {
-      bytes = RefLayer::workspace_bytes(ref_spec(spec));
-    } else {
-      if (const int64_t few = decode_tokens(spec); few > 0) {
-        bytes = DecodeLayer::workspace_bytes(layer_spec(spec, few, 1));
-      }
-      if (spec.kernels == ExpertKernels::sm90) {
-        bytes = std::max(bytes, SplitLayer::workspace_bytes(layer_spec(spec, spec.max_tokens, 1)));
-      }
+      layer = layout.add(RefLayer::workspace_bytes(ref_spec(spec)), 1);
+      return;
     }
-    layer = layout.add(bytes, 1);
+    if (const int64_t tokens = decode_tokens(spec); tokens > 0) {
+      few = layout.add(DecodeLayer::workspace_bytes(layer_spec(spec, tokens, 1)), 1);
+    }
+    if (spec.kernels == ExpertKernels::sm90) {
+      layer = layout.add(SplitLayer::workspace_bytes(layer_spec(spec, spec.max_tokens, 1)), 1);
+    }
   }
 };
 
@@ -105,7 +104,9 @@ class Workspace final : public device::ExpertsWorkspace {
       return;
     }
     few_ = decode_tokens(spec);
-    if (few_ > 0) decode_.emplace(layer_spec(spec, few_, num_sms), weights.matrices, scratch);
+    if (few_ > 0) {
+      decode_.emplace(layer_spec(spec, few_, num_sms), weights.matrices, at<void>(regions_.few));
+    }
     if (spec.kernels == ExpertKernels::sm90) {
       split_.emplace(layer_spec(spec, spec.max_tokens, num_sms), weights.matrices, scratch);
       // It clears words of the workspace on the default stream, with which others do not wait.
