@@ -1,6 +1,7 @@
 #include "experts/gpu/members.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "base/check.h"
@@ -300,13 +301,35 @@ std::unique_ptr<device::DeviceExperts> CudaExperts::make_device_experts(
   return library.plugin->make_experts(spec);
 }
 
+namespace {
+
+/// Bytes of fp8 weights that a call reads beyond which the split chain is the faster one, on an
+/// H200 (docs/performance-gpu.md): it streams them better, decode has fewer launches.
+constexpr double kFp8SplitBytes = 0.8e9;
+
+/// Of the experts that `num_tokens` tokens choose, if all are as likely.
+double expected_weight_bytes(const MoeConfig& c, int64_t num_tokens) {
+  const auto slots = static_cast<double>(num_tokens * c.top_k);
+  const auto experts = static_cast<double>(c.num_experts);
+  const double chosen = experts * (1.0 - std::pow(1.0 - 1.0 / experts, slots));
+  return chosen * static_cast<double>(cuda::ExpertImage(c, ExpertKernels::sm90).bytes);
+}
+
+}  // namespace
+
 std::vector<Knobs> CudaExperts::candidates(const Problem& problem, int64_t num_tokens) const {
   if (kernels_ == ExpertKernels::reference) return {"reference"};
   if (kernels_ == ExpertKernels::decode) return {Knobs(device::kDecodeChain)};
   const bool few = !problem.batch_invariant && reads_bf16_rows(problem) &&
                    decode_fits(problem.config, num_tokens);
-  if (few) return {Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
-  return {Knobs(device::kSplitChain)};
+  if (!few) return {Knobs(device::kSplitChain)};
+  std::vector<Knobs> both{Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
+  const MoeConfig& c = problem.config;
+  if (c.gate_up_weights.format == WeightFormat::fp8_block &&
+      expected_weight_bytes(c, num_tokens) > kFp8SplitBytes) {
+    std::swap(both[0], both[1]);
+  }
+  return both;
 }
 
 void CudaExperts::run(const Args& args, const Knobs& knobs) const {

@@ -255,6 +255,20 @@ TEST(CudaMembers, BucketsOfFewTokensTakeTheDecodeChain) {
   }
 }
 
+TEST(CudaMembers, LargeCallsOfFp8TakeTheSplitChain) {
+  const std::string fp8 = ",tokens=512,weights=fp8_block,activations=fp8_block";
+  Problem p = problem_of("E=8,k=2,H=4096,I=14336" + fp8);  // 176 MB an expert
+  const auto first = [&](int64_t tokens) { return sm90_experts().candidates(p, tokens).front(); };
+  EXPECT_EQ(first(1), device::kDecodeChain);
+  EXPECT_EQ(first(2), device::kDecodeChain);
+  EXPECT_EQ(first(4), device::kSplitChain);
+  EXPECT_EQ(sm90_experts().candidates(p, 4).back(), device::kDecodeChain);
+  p = problem_of("E=128,k=8,H=2048,I=768" + fp8);  // 5 MB
+  EXPECT_EQ(first(8), device::kDecodeChain);
+  p = problem_of("E=8,k=2,H=4096,I=14336,tokens=512");  // bf16
+  EXPECT_EQ(first(8), device::kDecodeChain);
+}
+
 TEST(CudaMembers, TextsNameFiguresAndWhatToDo) {
   const auto text = [](const Experts& member, const Problem& problem) {
     const Support support = member.supports(problem);
