@@ -68,6 +68,16 @@ __device__ __forceinline__ void copy_async_stream_16(uint32_t to, const void* fr
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// The same, for rows that are read in order, 128 bytes of each at a time: L2 fetches the next 128
+/// with them.
+__device__ __forceinline__ void copy_async_rows_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 /// Ends a group of this thread's copies, perhaps an empty one.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
