@@ -58,7 +58,10 @@ class Fp8Source {
     copy_async_rows_16(to + 8 * kFp8Block, high, valid);
     copy_async_rows_16(to + 12 * kFp8Block, high + 4 * view_.row_bytes, valid);
     // Scales are as cold as the weights: they have to be under way with them.
-    if (lane < 2) copy_async_4(slot + kCodeBytes + lane * 4, scales_ + offset_ / kFp8Block);
+    if (lane < 2) {
+      copy_async_4(slot + kCodeBytes + lane * 4,
+                   scales_ + static_cast<uint32_t>(offset_) / kFp8Block);
+    }
     offset_ += kFp8Block;
   }
 
