@@ -95,6 +95,12 @@ __device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
                : "memory");
 }
 
+/// Asks for the line of `from` (4-aligned) without waiting for it: L1 has it later.
+__device__ __forceinline__ void touch(const void* from) {
+  [[maybe_unused]] uint32_t unused;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(from));
+}
+
 /// Orders ordinary shared-memory accesses (cp.async's and stmatrix's among them) that happened
 /// before, by this thread or by threads it has synchronised with, ahead of later ones of the async
 /// proxy (TMA, wgmma). May stand on either side of the synchronisation (PTX ISA, memory consistency

@@ -4,7 +4,7 @@
 // the first weights are under way.
 #include "kernels/smxx_decode/src/fp8.h"
 #include "kernels/smxx_decode/src/fp8_units.cuh"
-#include "kernels/smxx_decode/src/ring_launch.h"
+#include "kernels/smxx_decode/src/ring_launch.cuh"
 
 namespace moekit::kernels::smxx_decode {
 namespace {

@@ -42,8 +42,8 @@ class Fp8Source {
     const int32_t n = strip * kStripColumns, column = block * kFp8Block + lane % 8 * 16;
     codes_ = static_cast<const uint8_t*>(view_.base) + expert * view_.expert_bytes +
              (n + lane / 8) * view_.row_bytes + column;
-    scales_ = view_.scales + expert * view_.scale_expert + n / kFp8Block * view_.scale_row + block;
-    if (kPair && lane > 0) scales_ += view_.scale_half;
+    scale_ = static_cast<int32_t>(expert * view_.scale_expert + n / kFp8Block * view_.scale_row +
+                                  (kPair && lane > 0 ? view_.scale_half : 0) + block);
     offset_ = 0;
     inside_ = depth_ - column;
   }
@@ -59,8 +59,7 @@ class Fp8Source {
     copy_async_rows_16(to + 12 * kFp8Block, high + 4 * view_.row_bytes, valid);
     // Scales are as cold as the weights: they have to be under way with them.
     if (lane < 2) {
-      copy_async_4(slot + kCodeBytes + lane * 4,
-                   scales_ + static_cast<uint32_t>(offset_) / kFp8Block);
+      copy_async_4(slot + kCodeBytes + lane * 4, view_.scales + scale_++);
     }
     offset_ += kFp8Block;
   }
@@ -91,7 +90,7 @@ class Fp8Source {
   int32_t offset_ = 0;              // bytes of depth behind
   int32_t inside_ = 0;              // the lane's bytes are columns as long as offset_ is below
   const uint8_t* codes_ = nullptr;  // what the lane copies of the pass's first block
-  const float* scales_ = nullptr;   // the same: of rows 0-7 (lane 0), of rows 8-15
+  int32_t scale_ = 0;               // of the next block and rows 0-7 (lane 0), rows 8-15 (lane 1)
 };
 
 /// Codes of x in shared memory, zeros up to a multiple of 128 columns.
@@ -163,11 +162,17 @@ struct IntermediateCodes {
 
   /// The first lines of the piece are asked for at once; the products would wait for one after the
   /// other.
-  __device__ __forceinline__ void select(int32_t slot, int32_t begin, int32_t) {
+  __device__ __forceinline__ void select(int32_t slot, int32_t begin, int32_t end) {
     const int lane = threadIdx.x % 32;
     const int32_t column = begin * kFp8Block + lane % 4 * 16;
-    own = static_cast<const uint8_t*>(args.h) + slot * args.inter + column;
+    const uint8_t* const row = static_cast<const uint8_t*>(args.h) + slot * args.inter;
+    own = row + column;
     left = args.inter - column;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t block = begin + i * 4 + lane % 4;
+      if (block < end) touch(row + block * kFp8Block);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       own_scales[i] = __shfl_sync(kAll, slot, (lane % 4 * 2 + i) * 4) * blocks + begin;

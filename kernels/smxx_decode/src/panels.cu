@@ -4,7 +4,7 @@
 // leave other SMs idle.
 #include "kernels/smxx_decode/src/panel_units.cuh"
 #include "kernels/smxx_decode/src/panels.h"
-#include "kernels/smxx_decode/src/ring_launch.h"
+#include "kernels/smxx_decode/src/ring_launch.cuh"
 
 namespace moekit::kernels::smxx_decode {
 namespace {
@@ -86,10 +86,7 @@ struct IntermediatePanelRows {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int32_t at = (i * 4 + lane) * 128;
-      [[maybe_unused]] uint32_t unused;
-      if (at < (end - begin) * 256) {
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(piece + at));
-      }
+      if (at < (end - begin) * 256) touch(piece + at);
     }
   }
   __device__ __forceinline__ void load(uint4 (&words)[2]) {
