@@ -68,6 +68,16 @@ __device__ __forceinline__ void copy_async_stream_16(uint32_t to, const void* fr
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// The same, for rows that are read in order, 128 bytes of each at a time: L2 fetches the next 128
+/// with them.
+__device__ __forceinline__ void copy_async_rows_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 /// Ends a group of this thread's copies, perhaps an empty one.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -83,6 +93,12 @@ __device__ __forceinline__ void copy_async_wait() {
 __device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");
+}
+
+/// Asks for the line of `from` (4-aligned) without waiting for it: L1 has it later.
+__device__ __forceinline__ void touch(const void* from) {
+  [[maybe_unused]] uint32_t unused;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(from));
 }
 
 /// Orders ordinary shared-memory accesses (cp.async's and stmatrix's among them) that happened

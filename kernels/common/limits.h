@@ -55,6 +55,16 @@ constexpr int64_t decode_panel_shared_bytes(OperandFormat format, int64_t tokens
   return 16 * stages * step + 15 * 1024 + tokens * (int64_t{panel_row_elements(hidden)} * 2 + 64);
 }
 
+/// The same of fp8 weights, which lie in rows: a step is 16 rows of 128 columns and the scales of
+/// two blocks. gate_up takes the kernel without rings (decode_shared_bytes()) where the few do not
+/// fit.
+constexpr int32_t decode_fp8_stages(bool many) { return many ? 3 : 2; }
+inline constexpr int32_t kFp8StepBytes = 16 * 128 + 16;
+constexpr int64_t decode_fp8_shared_bytes(int64_t tokens, int32_t hidden, int32_t stages) {
+  const int64_t row = panel_row_elements(hidden);
+  return int64_t{16} * stages * kFp8StepBytes + 15 * 512 + tokens * (row + 64 + row / 128 * 4);
+}
+
 /// Beside it: the chosen experts and the pieces of sums that warps join.
 inline constexpr int64_t kDecodeStaticBytes = 5 << 10;
 

@@ -4,7 +4,7 @@
 //   gate_up   h[slot] = act(x Wg^T + bg, x Wu^T + bu)       x quantized on the way in (fp8)
 //   down      y[slot] = h[slot] Wd^T + bd, f32
 //
-// In fp8 gate_up leaves h in f32, and smxx_moe's quantize_rows runs between the two. y goes to
+// In fp8 gate_up leaves h in f32, and down quantizes the rows that it reads. y goes to
 // combine_rows. Weights in panels (mxfp4, nvfp4, mxfp8) are expanded to bf16, exactly, and multiply
 // bf16 rows; their sums times the expert's multiplier are what biases are added to. Numbers: the
 // exact chain, products and sums in fp32; in fp8 a block of 128 columns is summed before it is
@@ -42,12 +42,12 @@ struct Args {
   const float* down_bias = nullptr;  ///< [num_experts, hidden] or null
   EpilogueActivation activation;
   const void* x = nullptr;  ///< bf16 [T, hidden]
-  /// [slots, inter], dense: bf16, or e4m3 codes (input of down only). Panels: bf16, rows of
+  /// [slots, inter], dense: bf16, or e4m3 codes (down's own). Panels: bf16, rows of
   /// panel_row_elements(inter), columns in an order that only down knows.
   void* h = nullptr;
-  float* h_values = nullptr;        ///< fp8_block: [slots, inter], what gate_up writes
-  const float* h_scales = nullptr;  ///< fp8_block: [slots, ceil(inter / 128)]
-  float* y = nullptr;               ///< [slots, hidden]
+  float* h_values = nullptr;  ///< fp8_block: [slots, inter], what gate_up writes
+  float* h_scales = nullptr;  ///< fp8_block: [slots, ceil(inter / 128)], down's own
+  float* y = nullptr;         ///< [slots, hidden]
   int32_t num_sms = 0;
 };
 

@@ -444,10 +444,23 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
 }
 
 std::vector<LayerCase> decode_cases() {
-  std::vector<LayerCase> list;
+  using enum ActivationKind;
+  constexpr auto kFp8 = gemm::Format::fp8_block;
+  std::vector<LayerCase> list, all = layer_cases();
+  // What the split layer does not take, and fp8 rows whose last block has 32, 64 or 96 columns.
+  for (const LayerCase& c : {
+           LayerCase{"fp8_no_gate", kFp8, 0, 2, 4, 352, 416, act(silu, false), 30, true},
+           LayerCase{"fp8_tails", kFp8, 0, 3, 5, 1056, 1120, {}, 40, true, Order::interleaved},
+           LayerCase{"fp8_less_than_a_block", kFp8, 0, 2, 4, 96, 32},
+           LayerCase{"fp8_gptoss_depth", kFp8, 0, 2, 4, 2880, 480, act(gelu_tanh), 0, true},
+           LayerCase{"fp8_long_rows", kFp8, 0, 2, 4, 7168, 96},
+           LayerCase{"fp8_many_experts", kFp8, 0, 8, 64, 160, 352},
+       }) {
+    all.push_back(c);
+  }
   // The same shapes, few tokens: shared experts, absent ones, more tokens an expert than a pass
   // takes.
-  for (LayerCase c : layer_cases()) {
+  for (const LayerCase& c : all) {
     for (const int64_t tokens : {1, 3, 8}) {
       LayerCase few = c;
       few.tokens = tokens;

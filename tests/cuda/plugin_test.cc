@@ -241,8 +241,15 @@ TEST_F(PluginTest, StepsOfACallFollowEachOther) {
         on_gpu += time.total_us;
         EXPECT_GT(time.total_us, 0.0) << time.stage;
       }
+      // Decode's products quantize their own rows; sm90 may take it for eight tokens.
+      const bool quantizes = std::find(steps.begin(), steps.end(), "quantize") != steps.end();
+      if (std::string_view(backend) == "cuda_decode") {
+        EXPECT_FALSE(quantizes);
+      } else if (std::string_view(backend) == "cuda_ref" || tokens > 8) {
+        EXPECT_TRUE(quantizes) << backend;
+      }
       for (const char* step :
-           {"copy to device", "quantize", "gemm1", "gemm2", "sum slots", "copy from device"}) {
+           {"copy to device", "gemm1", "gemm2", "sum slots", "copy from device"}) {
         EXPECT_NE(std::find(steps.begin(), steps.end(), step), steps.end())
             << backend << " " << step;
       }

@@ -1,10 +1,12 @@
-// Decode kernels. A unit of work is 16 weight rows of one chosen expert (8 gate and 8 up rows)
+// Decode kernels over rows of bf16, and fp8's gate_up where shared memory has no room for rings
+// (fp8.cu, panels.cu). A unit of work is 16 weight rows of one chosen expert (8 gate and 8 up rows)
 // against that expert's tokens, or one of `split` pieces of their depth; units are dealt to all
 // warps of the GPU in memory order. A warp has 16 loads of 512 bytes in flight, an SM 128 KiB: more
 // than HBM's latency asks for.
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/smxx_decode/api.h"
+#include "kernels/smxx_decode/src/fp8.h"
 #include "kernels/smxx_decode/src/panels.h"
 #include "kernels/smxx_decode/src/units.cuh"
 
@@ -160,23 +162,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <OperandFormat kFormat>
 __global__ void __launch_bounds__(kThreads, 1)
     down_kernel(const __grid_constant__ KernelArgs kernel) {
   __shared__ Chosen chosen;
   __shared__ float pieces[kWarps / 2][32][4];
   const Args& args = kernel.args;
   const int lane = threadIdx.x % 32;
-  const int32_t depth = args.inter * (kFormat == OperandFormat::bf16 ? 2 : 1);
+  const int32_t depth = args.inter * 2;
   release_dependents();
   find_chosen(args, routed_expert(args), chosen);
-  IntermediateRows input{static_cast<const uint8_t*>(args.h),
-                         args.h_scales,
-                         depth,
-                         (args.inter + 127) / 128,
-                         true,
-                         -1,
-                         {-1, -1}};
+  IntermediateRows input{static_cast<const uint8_t*>(args.h), depth, true, -1};
   const WeightView& w = args.down;
   const int32_t groups = args.hidden / kRows;
   const int32_t units = chosen.count * groups;
@@ -190,16 +185,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     unit.low = static_cast<const uint8_t*>(w.base) + expert * w.expert_bytes +
                (n + lane / 4) * w.row_bytes;
     unit.high = unit.low + 8 * w.row_bytes;
-    unit.low_scale = unit.high_scale = w.scales + expert * w.scale_expert + n / 128 * w.scale_row;
+    unit.low_scale = unit.high_scale = nullptr;
     const int32_t turns = kernel.split == 1 ? passes : kMaxSlots / kTokens;
     for (int32_t p = 0; p < turns; ++p) {
       if (kernel.split > 1 && __syncthreads_or(p < passes) == 0) break;
       const Pass pass(mask);
       input.own = pass.at(lane / 4);
-      input.pair[0] = pass.at(lane % 4 * 2);
-      input.pair[1] = pass.at(lane % 4 * 2 + 1);
       float sums[4] = {};
-      if (p < passes) multiply<kFormat>(unit, turn.begin, turn.end, depth, input, lane, sums);
+      if (p < passes)
+        multiply<OperandFormat::bf16>(unit, turn.begin, turn.end, depth, input, lane, sums);
       if (!join_pieces(kernel.split, pieces, lane, sums) || p >= passes) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -261,19 +255,22 @@ const char* refusal(const Args& args) {
 cudaError_t gate_up(const Args& args, cudaStream_t stream, bool overlap) {
   if (refusal(args) != nullptr || args.num_sms < 1) return cudaErrorInvalidValue;
   if (in_panels(args.format)) return panel_gate_up(args, stream, overlap);
-  return args.format == OperandFormat::bf16
-             ? launch_gate_up<OperandFormat::bf16>(args, stream, overlap)
-             : launch_gate_up<OperandFormat::fp8_block>(args, stream, overlap);
+  if (args.format == OperandFormat::bf16) {
+    return launch_gate_up<OperandFormat::bf16>(args, stream, overlap);
+  }
+  bool fits = false;
+  const cudaError_t status = fp8_ring_fits(args, fits);
+  if (status != cudaSuccess) return status;
+  return fits ? fp8_gate_up(args, stream, overlap)
+              : launch_gate_up<OperandFormat::fp8_block>(args, stream, overlap);
 }
 
 cudaError_t down(const Args& args, cudaStream_t stream, bool overlap) {
   if (refusal(args) != nullptr || args.num_sms < 1) return cudaErrorInvalidValue;
   if (in_panels(args.format)) return panel_down(args, stream, overlap);
+  if (args.format == OperandFormat::fp8_block) return fp8_down(args, stream, overlap);
   const LaunchShape shape{dim3(static_cast<unsigned>(args.num_sms)), kThreads, 0, stream, overlap};
-  const KernelArgs kernel{args, split_of(args, args.hidden / kRows)};
-  return args.format == OperandFormat::bf16
-             ? launch(down_kernel<OperandFormat::bf16>, shape, kernel)
-             : launch(down_kernel<OperandFormat::fp8_block>, shape, kernel);
+  return launch(down_kernel, shape, KernelArgs{args, split_of(args, args.hidden / kRows)});
 }
 
 }  // namespace moekit::kernels::smxx_decode

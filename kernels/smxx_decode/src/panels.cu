@@ -2,19 +2,12 @@
 // holds a block of gate_up and one of down, as far as registers and (for few tokens) shared memory
 // allow, so that down fills its rings while gate_up still runs; never two of a kind, which would
 // leave other SMs idle.
-#include "kernels/common/launch.h"
 #include "kernels/smxx_decode/src/panel_units.cuh"
 #include "kernels/smxx_decode/src/panels.h"
+#include "kernels/smxx_decode/src/ring_launch.cuh"
 
 namespace moekit::kernels::smxx_decode {
 namespace {
-
-/// Thread blocks that an SM is to hold; a hundred KiB of shared memory holds one.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr int kBlocksOfSm = 1;
-#else
-constexpr int kBlocksOfSm = 2;
-#endif
 
 /// Where column `column` of a row of bf16 lies in x as staged and in h: of every 32 columns, lane t
 /// of a fragment's four finds its B operands of two products in 16 bytes.
@@ -57,6 +50,7 @@ __device__ inline void clear_tails(const Args& args) {
 /// Rows of x as staged, read in steps of kStepBytes.
 template <int kStepBytes>
 struct StagedPanelTokens {
+  using Words = uint4[2];
   const uint8_t* rows;
   int32_t row_bytes;
   int32_t top_k;
@@ -75,6 +69,7 @@ struct StagedPanelTokens {
 
 /// Rows of h from memory (L1 keeps them).
 struct IntermediatePanelRows {
+  using Words = uint4[2];
   const uint8_t* rows;
   int32_t row_bytes;
   const uint8_t* own = nullptr;  // the lane's next words
@@ -91,10 +86,7 @@ struct IntermediatePanelRows {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int32_t at = (i * 4 + lane) * 128;
-      [[maybe_unused]] uint32_t unused;
-      if (at < (end - begin) * 256) {
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(piece + at));
-      }
+      if (at < (end - begin) * 256) touch(piece + at);
     }
   }
   __device__ __forceinline__ void load(uint4 (&words)[2]) {
@@ -104,29 +96,14 @@ struct IntermediatePanelRows {
   }
 };
 
-__device__ __forceinline__ float value_or(const float* values, int64_t at, float otherwise) {
-  return values != nullptr ? values[at] : otherwise;
-}
-
-template <OperandFormat kFormat, int kStages>
-struct SharedParts {
-  uint8_t* rings;
-  float* pieces;
-  uint8_t* rows;
-
-  __device__ __forceinline__ explicit SharedParts(uint8_t* shared)
-      : rings(shared),
-        pieces(reinterpret_cast<float*>(shared + kWarps * kStages * StepLayout<kFormat>::kBytes)),
-        rows(reinterpret_cast<uint8_t*>(pieces) + (kWarps - 1) * 1024) {}
-};
-
 template <OperandFormat kFormat, bool kGated, int kStages>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     panel_gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
   __shared__ Share share;
-  const SharedParts<kFormat, kStages> parts(panel_shared);
+  using Source = PanelSource<kFormat, kGated>;
+  const SharedParts<Source, kStages> parts(panel_shared);
   wait_for_predecessor();
   // Only now: what starts early may then read whatever this kernel was allowed to read.
   release_dependents();
@@ -134,7 +111,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   stage_panel_tokens(args, parts.rows);
   clear_tails(args);
   find_chosen(args, routed, chosen);  // its barriers publish the rows too
-  if (threadIdx.x == 0) share.fill(chosen, args.inter, args.hidden, kGated);
+  if (threadIdx.x == 0)
+    share.fill(chosen, args.inter / kStripRows, panel_steps(args.hidden), Source::kStepBlocks);
   __syncthreads();
   StagedPanelTokens<kGated ? 128 : 256> tokens{parts.rows, staged_row_bytes(args.hidden),
                                                args.top_k};
@@ -162,8 +140,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                   fragment_place(column)] = __float2bfloat16_rn(h);
     }
   };
-  run_units<kFormat, kGated, kStages>(args.gate_up, chosen, share, parts.rings, parts.pieces,
-                                      tokens, store);
+  run_units<kStages>(Source(args.gate_up), chosen, share, parts.rings, parts.pieces, tokens, store);
 }
 
 template <OperandFormat kFormat, int kStages>
@@ -172,10 +149,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
   __shared__ Share share;
-  const SharedParts<kFormat, kStages> parts(panel_shared);
+  using Source = PanelSource<kFormat, false>;
+  const SharedParts<Source, kStages> parts(panel_shared);
   release_dependents();
   find_chosen(args, routed_expert(args), chosen);
-  if (threadIdx.x == 0) share.fill(chosen, args.hidden, args.inter, false);
+  if (threadIdx.x == 0)
+    share.fill(chosen, args.hidden / kStripRows, panel_steps(args.inter), Source::kStepBlocks);
   __syncthreads();
   IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h),
                                panel_row_elements(args.inter) * 2};
@@ -193,44 +172,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     }
   };
   // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
-  run_units<kFormat, false, kStages>(args.down, chosen, share, parts.rings, parts.pieces, tokens,
-                                     store);
+  run_units<kStages>(Source(args.down), chosen, share, parts.rings, parts.pieces, tokens, store);
 }
 
-cudaError_t launch_panels(void (*kernel)(Args), const Args& args, int64_t shared,
-                          cudaStream_t stream, bool overlap) {
-  const auto* function = reinterpret_cast<const void*>(kernel);
-  cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(shared));
-  // All of it, so that the next kernel's block finds room beside this one's.
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared);
-  }
-  if (status != cudaSuccess) return status;
-  const LaunchShape shape{dim3(static_cast<unsigned>(args.num_sms)), kThreads,
-                          static_cast<size_t>(shared), stream, overlap};
-  return launch(kernel, shape, args);
-}
-
-/// Bytes of dynamic shared memory with a ring of `many` stages, and whether this GPU has them.
-struct Room {
-  int64_t bytes[2];  ///< few, many
+/// Whether rings of gate_up have many stages, and its shared memory.
+struct GateUpShape {
   bool many = false;
-  int limit = 0;
+  int64_t bytes = 0;
 
-  cudaError_t find(const Args& args, int64_t tokens,
-                   int32_t (*stages)(OperandFormat format, bool many)) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status != cudaSuccess) return status;
-    status = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    for (const bool with_many : {false, true}) {
-      bytes[with_many ? 1 : 0] = decode_panel_shared_bytes(args.format, tokens, args.hidden,
-                                                           stages(args.format, with_many));
-    }
-    many = bytes[1] + kDecodeStaticBytes <= limit;
-    return status;
+  GateUpShape(const Args& args, const Room& room) {
+    auto shared = [&](bool with_many) {
+      return decode_panel_shared_bytes(args.format, args.num_tokens, args.hidden,
+                                       decode_panel_stages(args.format, with_many));
+    };
+    many = room.takes(shared(true));
+    bytes = room.alone(shared(many));
   }
 };
 
@@ -239,31 +195,30 @@ cudaError_t gate_up_of(const Args& args, cudaStream_t stream, bool overlap) {
   constexpr int kFew = decode_panel_stages(kFormat, false);
   constexpr int kMany = decode_panel_stages(kFormat, true);
   Room room;
-  const cudaError_t status = room.find(args, args.num_tokens, decode_panel_stages);
+  const cudaError_t status = room.find();
   if (status != cudaSuccess) return status;
-  // More than half of what Hopper and Blackwell have: blocks that find others' leavings on an SM
-  // must not come in pairs.
-  constexpr int64_t kAlone = int64_t{117} << 10;
-  if (room.many && room.bytes[1] < kAlone && room.limit >= 2 * kAlone - 16384) {
-    room.bytes[1] = kAlone;
-  }
-  const auto kernel = args.gated ? (room.many ? panel_gate_up_kernel<kFormat, true, kMany>
-                                              : panel_gate_up_kernel<kFormat, true, kFew>)
-                                 : (room.many ? panel_gate_up_kernel<kFormat, false, kMany>
-                                              : panel_gate_up_kernel<kFormat, false, kFew>);
-  return launch_panels(kernel, args, room.bytes[room.many ? 1 : 0], stream, overlap);
+  const GateUpShape shape(args, room);
+  const auto kernel = args.gated ? (shape.many ? panel_gate_up_kernel<kFormat, true, kMany>
+                                               : panel_gate_up_kernel<kFormat, true, kFew>)
+                                 : (shape.many ? panel_gate_up_kernel<kFormat, false, kMany>
+                                               : panel_gate_up_kernel<kFormat, false, kFew>);
+  return launch_rings(kernel, args, shape.bytes, stream, overlap);
 }
 
 template <OperandFormat kFormat>
 cudaError_t down_of(const Args& args, cudaStream_t stream, bool overlap) {
-  Room room;
-  const cudaError_t status = room.find(args, 0, decode_panel_down_stages);
-  if (status != cudaSuccess) return status;
   constexpr int kFew = decode_panel_down_stages(kFormat, false);
   constexpr int kMany = decode_panel_down_stages(kFormat, true);
-  const auto kernel =
-      room.many ? panel_down_kernel<kFormat, kMany> : panel_down_kernel<kFormat, kFew>;
-  return launch_panels(kernel, args, room.bytes[room.many ? 1 : 0], stream, overlap);
+  Room room;
+  const cudaError_t status = room.find();
+  if (status != cudaSuccess) return status;
+  auto shared = [&](int32_t stages) {
+    return decode_panel_shared_bytes(args.format, 0, args.hidden, stages);
+  };
+  const bool many = room.takes(shared(kMany));
+  const auto kernel = many ? panel_down_kernel<kFormat, kMany> : panel_down_kernel<kFormat, kFew>;
+  const int64_t bytes = room.beside(GateUpShape(args, room).bytes, shared(many ? kMany : kFew));
+  return launch_rings(kernel, args, bytes, stream, overlap);
 }
 
 }  // namespace

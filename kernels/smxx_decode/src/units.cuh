@@ -176,11 +176,62 @@ struct StagedTokens {
   }
 };
 
+/// Blocks of 128 columns to codes and scales, a warp each, four under way: load(block, v) for the
+/// lane's four columns, store(block, codes, scale) of them. Whole thread blocks.
+template <typename Load, typename Store>
+__device__ __forceinline__ void quantize_blocks(int32_t count, const Load& load,
+                                                const Store& store) {
+  constexpr int kBatch = 4;
+  for (int32_t first = threadIdx.x / 32; first < count; first += kBatch * kWarps) {
+    float v[kBatch][4];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (first + j * kWarps < count) load(first + j * kWarps, v[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (first + j * kWarps >= count) break;
+      float amax =
+          larger(larger(fabsf(v[j][0]), fabsf(v[j][1])), larger(fabsf(v[j][2]), fabsf(v[j][3])));
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2)
+        amax = larger(amax, __shfl_xor_sync(kAll, amax, step));
+      const float scale = block_scale(amax);
+      store(first + j * kWarps, encode4(v[j], scale), scale);
+    }
+  }
+}
+
+/// Codes of x, `width` columns a row (those past hidden are zero), and a scale for each of `blocks`
+/// blocks of a row.
+__device__ __forceinline__ void stage_codes(const Args& args, uint8_t* rows, int32_t row_bytes,
+                                            int32_t width, float* scales, int32_t blocks) {
+  const auto* x = static_cast<const __nv_bfloat16*>(args.x);
+  const int lane = threadIdx.x % 32;
+  auto load = [&](int32_t i, float(&v)[4]) {
+    const int32_t token = i / blocks, column = (i - token * blocks) * 128 + lane * 4;
+    uint2 raw{0, 0};
+    if (column < args.hidden) {
+      raw = __ldg(
+          reinterpret_cast<const uint2*>(x + static_cast<int64_t>(token) * args.hidden + column));
+    }
+    v[0] = __uint_as_float(raw.x << 16);
+    v[1] = __uint_as_float(raw.x & 0xffff0000u);
+    v[2] = __uint_as_float(raw.y << 16);
+    v[3] = __uint_as_float(raw.y & 0xffff0000u);
+  };
+  quantize_blocks(args.num_tokens * blocks, load, [&](int32_t i, uint32_t codes, float scale) {
+    const int32_t token = i / blocks, column = (i - token * blocks) * 128 + lane * 4;
+    if (lane == 0) scales[i] = scale;
+    if (column < width) *reinterpret_cast<uint32_t*>(rows + token * row_bytes + column) = codes;
+  });
+}
+
 template <OperandFormat kFormat>
 __device__ inline void stage_tokens(const Args& args, uint8_t* rows, int32_t row_bytes,
                                     float* scales, int32_t blocks) {
-  const auto* x = static_cast<const __nv_bfloat16*>(args.x);
   if constexpr (kFormat == OperandFormat::bf16) {
+    const auto* x = static_cast<const __nv_bfloat16*>(args.x);
     const int32_t pieces = args.hidden / 8;
     for (int32_t i = threadIdx.x; i < args.num_tokens * pieces; i += kThreads) {
       const int32_t token = i / pieces, piece = i % pieces;
@@ -188,48 +239,24 @@ __device__ inline void stage_tokens(const Args& args, uint8_t* rows, int32_t row
           __ldg(reinterpret_cast<const uint4*>(x) + i);
     }
   } else {
-    const int lane = threadIdx.x % 32;
-    for (int32_t piece = threadIdx.x / 32; piece < args.num_tokens * blocks; piece += kWarps) {
-      const int32_t token = piece / blocks, column = piece % blocks * 128 + lane * 4;
-      const bool inside = column < args.hidden;
-      float v[4] = {};
-      if (inside) {
-        const uint2 raw = __ldg(
-            reinterpret_cast<const uint2*>(x + static_cast<int64_t>(token) * args.hidden + column));
-        v[0] = __uint_as_float(raw.x << 16);
-        v[1] = __uint_as_float(raw.x & 0xffff0000u);
-        v[2] = __uint_as_float(raw.y << 16);
-        v[3] = __uint_as_float(raw.y & 0xffff0000u);
-      }
-      float amax = larger(larger(fabsf(v[0]), fabsf(v[1])), larger(fabsf(v[2]), fabsf(v[3])));
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2)
-        amax = larger(amax, __shfl_xor_sync(kAll, amax, step));
-      const float scale = block_scale(amax);
-      if (lane == 0) scales[piece] = scale;
-      if (inside)
-        *reinterpret_cast<uint32_t*>(rows + token * row_bytes + column) = encode4(v, scale);
-    }
+    stage_codes(args, rows, row_bytes, args.hidden, scales, blocks);
   }
   __syncthreads();
 }
 
-/// Rows of h, or of its codes, from memory (L1 keeps them).
+/// Rows of h in bf16 from memory (L1 keeps them).
 struct IntermediateRows {
   const uint8_t* rows;
-  const float* scales;  // [slots, blocks], fp8
-  int32_t depth;        // bytes of a row
-  int32_t blocks;
-  bool waiting;     // a predecessor may still be writing
-  int32_t own;      // the lane's slot, -1: none
-  int32_t pair[2];  // slots of the lane's sums
+  int32_t depth;  // bytes of a row
+  bool waiting;   // a predecessor may still be writing
+  int32_t own;    // the lane's slot, -1: none
 
   __device__ __forceinline__ void ready() {
     if (waiting) wait_for_predecessor();
     waiting = false;
   }
   __device__ __forceinline__ void block(int32_t byte, int lane, uint4 (&token)[2],
-                                        float (&scale)[2]) const {
+                                        float (&)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t at = byte + i * kStepBytes + lane % 4 * 16;
@@ -237,9 +264,6 @@ struct IntermediateRows {
           own >= 0 && at < depth
               ? *reinterpret_cast<const uint4*>(rows + static_cast<int64_t>(own) * depth + at)
               : uint4{0, 0, 0, 0};
-      scale[i] = scales != nullptr && pair[i] >= 0
-                     ? scales[static_cast<int64_t>(pair[i]) * blocks + byte / 128]
-                     : 0.0f;
     }
   }
 };

@@ -79,20 +79,6 @@ DecodeLayer::DecodeLayer(const SplitLayerSpec& spec, const SplitLayerWeights& we
   }
 }
 
-void DecodeLayer::quantize(const decode::Args& args, cudaStream_t stream) const {
-  rows::QuantizedRows out;
-  out.scheme.format = ActivationFormat::fp8_block;
-  out.width = spec_.inter;
-  out.codes = args.h;
-  out.row_bytes = spec_.inter;
-  out.scales = const_cast<float*>(args.h_scales);
-  out.scale_row_bytes = ceil_div(spec_.inter, 128) * 4;
-  check_cuda(rows::quantize_rows(args.h_values, rows::RowType::f32, int64_t{spec_.inter} * 4,
-                                 int64_t{args.num_tokens} * args.top_k, nullptr, out, stream,
-                                 spec_.overlap),
-             "quantize kernel");
-}
-
 void DecodeLayer::run(const void* hidden, const int32_t* ids, const float* weights,
                       int64_t num_tokens, const int32_t* live_tokens, void* out,
                       cudaStream_t stream, rows::RowType out_type, StageClock* clock) const {
@@ -106,10 +92,6 @@ void DecodeLayer::run(const void* hidden, const int32_t* ids, const float* weigh
   args.x = hidden;
   check_cuda(decode::gate_up(args, stream, spec_.overlap), "decode gate_up");
   mark(clock, Stage::gemm1);
-  if (spec_.format == kernels::OperandFormat::fp8_block) {
-    quantize(args, stream);
-    mark(clock, Stage::quantize);
-  }
   check_cuda(decode::down(args, stream, spec_.overlap), "decode down");
   mark(clock, Stage::gemm2);
   check_cuda(rows::combine_rows(args.y, rows::RowType::f32, ids, weights, num_tokens, live_tokens,

@@ -1,5 +1,5 @@
-// DecodeLayer: the routed experts of one GPU for up to eight tokens, as three or four launches:
-// gate_up, (quantize,) down, combine. Same weights, same calls as SplitLayer.
+// DecodeLayer: the routed experts of one GPU for up to eight tokens, as three launches: gate_up,
+// down, combine. Same weights, same calls as SplitLayer.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,6 @@ class DecodeLayer {
            StageClock* clock = nullptr) const;
 
  private:
-  void quantize(const kernels::smxx_decode::Args& args, cudaStream_t stream) const;
-
   SplitLayerSpec spec_;
   kernels::smxx_decode::Args args_;
 };
