@@ -158,6 +158,8 @@ void ComboSpace::set_pairs() {
   options.backend = request_.experts;
   options.num_nodes = options.tp = 1;
   options.comm = {};
+  options.placement = "linear";  // a file's belongs to the problem that is given
+  options.slots_per_rank = 0;
   const LayerSource any = hollow_source(parse_problem("E=2,k=1,H=64,I=32"));
   for (const PairAnswer& answer : explain_plan(any, options, 1, 1).pairs) {
     if (!request_.prepare.empty() && answer.prepare != request_.prepare) continue;

@@ -60,6 +60,9 @@ class Runner {
       }
       judge(planned, result);
     } catch (const Error& e) {
+      // Ranks that are processes share one group: once it is lost no further case can run.
+      const bool lost = e.code() == ErrorCode::comm || e.code() == ErrorCode::timeout;
+      if (lost && request_.options.comm.impl != nullptr) throw;
       result.verdict =
           e.code() == ErrorCode::unsupported ? ComboVerdict::refused : ComboVerdict::failed;
       result.reasons.push_back(fmt::format("{}: {}", to_string(e.code()), e.what()));

@@ -102,7 +102,8 @@ class Communicator {
   /// layers in the same order, so that equal numbers mean the same layer.
   int64_t number_layer() { return num_layers_++; }
 
-  static constexpr int kMaxInFlight = 16;
+  /// The most microbatches of a call times the exchanges of `hierarchical`, and some to spare.
+  static constexpr int kMaxInFlight = 40;
   static constexpr int kMaxRanks = 1024;
 
  private:

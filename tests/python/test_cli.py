@@ -377,6 +377,15 @@ def test_bench_lines():
         assert back["problem"] == point["problem"]
 
 
+def test_combos_of_a_placement_from_a_file(tmp_path):
+    file = tmp_path / "placement.json"
+    file.write_text('{"experts_of_rank": [[0, 1, 2, 4], [0, 1, 3], [4, 5], [6, 7]]}')
+    args = ["--problem", "E=8,k=2,H=64,I=32,weights=bf16,tokens=5", "--ranks", 4, "--experts", "cpu"]
+    lines = json_lines("combos", *args, "--placement", file)
+    assert {x["verdict"] for x in lines if x["prepare"] in {"all2all", "push", "hierarchical"}} == {"passed"}
+    assert all("placement=" in x["problem"] for x in lines if x["verdict"] == "passed")
+
+
 def test_bench_of_the_exchange():
     args = ["--problem", SMALL, "--tokens-list", "7", "--min-time", "0.01", "--ranks", 2, "--prepare",
             "all2all"]

@@ -244,6 +244,16 @@ def test_a_rank_that_dies_or_stops_is_named(tmp_path, nodes, strike, status):
         assert "rank 1 (last seen in phase" in launched.stderr[rank]
 
 
+def test_combos_end_with_a_lost_group(tmp_path):
+    args = ["combos", "--full", "--prepare", "push", "--experts", "cpu"]
+    launched = mpirun(tmp_path, 3, *args, *over_mpi(3, "--deadline", "5s"), STRIKE1="KILL")
+    assert launched.status == ["6", "struck", "6"], launched.stderr
+    for rank in (0, 2):
+        assert launched.stderr[rank].startswith("moekit: comm: "), launched.stderr
+        assert "rank 1" in launched.stderr[rank]
+    assert " failed" not in launched.stdout
+
+
 def test_a_rank_that_never_calls(tmp_path):
     launched = mpirun(tmp_path, 2, "run", "--model", MODEL, *over_mpi(2, "--deadline", "3s"), RANK1_ARGS="--version")
     assert launched.status == ["7", "0"], launched.stderr

@@ -183,3 +183,9 @@ def test_a_run_that_fails_leaves_no_trace(tmp_path):
     done = moekit("profile", "--model", MODEL, "--random", 64, "--capacity", "refuse:8", "--trace", tmp_path / "t.json")
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prepare", ["all2all", "hierarchical", "push"])
+def test_as_many_microbatches_as_the_flag_takes(prepare):
+    args = ["profile", "--model", MODEL, "--random", 40, "--ranks", 3, "--nodes", 2, "--prepare", prepare, "--json"]
+    assert json.loads(moekit(*args, "--microbatches", 8).stdout)["microbatches"] == 8
