@@ -105,7 +105,8 @@ void check_shared(const MoeConfig& c, const LayerTensors& t) {
   const Announced in{&c.shared.gate_up_input, "shared_gate_up_input", false, nullptr};
   const Announced out{&c.shared.down_input, "shared_down_input", false, nullptr};
   const bool gate = any && c.activation.gated;
-  check_pair(gate, t.shared_gate_proj.codes, "shared_gate_proj", any ? "gated" : "shared_inter");
+  check_pair(gate, t.shared_gate_proj.codes, "shared_gate_proj",
+             any && !gate ? "gated" : "shared_inter");
   check_pair(any, t.shared_up_proj.codes, "shared_up_proj", "shared_inter");
   check_pair(any, t.shared_down_proj.codes, "shared_down_proj", "shared_inter");
   check_memory(t.shared_gate, "shared_gate");

@@ -18,14 +18,15 @@ struct Axis {
 };
 
 bool overlaps_itself(const TensorView& view) {
-  std::array<Axis, kMaxRank> axes;
-  int n = 0;
+  std::array<Axis, kMaxRank> axes{};  // by ascending step
+  size_t n = 0;
   for (int i = 0; i < view.rank; ++i) {
-    if (view.shape[i] > 1)
-      axes[static_cast<size_t>(n++)] = {view.shape[i], std::abs(view.strides[i])};
+    if (view.shape[i] <= 1) continue;
+    const Axis axis{view.shape[i], std::abs(view.strides[i])};
+    size_t at = n++;
+    for (; at > 0 && axes[at - 1].step > axis.step; --at) axes[at] = axes[at - 1];
+    axes[at] = axis;
   }
-  std::sort(axes.begin(), axes.begin() + n,
-            [](const Axis& a, const Axis& b) { return a.step < b.step; });
   if (n > 0 && axes[0].step == 0) return true;
   if (n == 2) {
     // Elements meet where one axis walks a multiple of the other's step.
@@ -34,8 +35,8 @@ bool overlaps_itself(const TensorView& view) {
   }
   // With more axes each must step over all of the smaller ones.
   int64_t span = 0;
-  for (int i = 0; i < n; ++i) {
-    const Axis& axis = axes[static_cast<size_t>(i)];
+  for (size_t i = 0; i < n; ++i) {
+    const Axis& axis = axes[i];
     if (axis.step <= span) return true;
     span += (axis.length - 1) * axis.step;
   }
