@@ -95,8 +95,10 @@ typedef struct moekit_tensor {
   int32_t ndim; /* at most 6 */
   moekit_dtype dtype;
   const int64_t* shape;
-  const int64_t* strides; /* in elements; NULL: row-major without gaps */
-  uint64_t byte_offset;   /* added to data */
+  /* In elements, of any sign; NULL: row-major without gaps. All elements lie within 2^47 bytes of
+   * data; those of a tensor that is written share no memory. */
+  const int64_t* strides;
+  uint64_t byte_offset; /* added to data */
 } moekit_tensor;
 
 /* ---- vocabulary ---- */
@@ -239,7 +241,8 @@ typedef struct moekit_plan_options {
   const char* prepare; /* NULL: automatic */
   moekit_device device;
   const moekit_group* group; /* NULL: one rank */
-  int32_t rank;              /* this thread's rank of `group`, or moekit_group_rank(group) */
+  int32_t rank;              /* this thread's rank of `group`, or moekit_group_rank(group); 0
+                              * without a group */
   int32_t combine;           /* MOEKIT_COMBINE_SLOTS or _RANK_SUMS */
   int32_t combine_dtype;     /* MOEKIT_COMBINE_F32 or _BF16 */
   int32_t wire;              /* MOEKIT_WIRE_* */
@@ -310,11 +313,14 @@ typedef struct moekit_matrix {
   const moekit_tensor* zeros;       /* integer zero points */
   const moekit_tensor* global;      /* nvfp4: f32 [] or [1] */
   const moekit_tensor* input_scale; /* static scale of the input: f32 [] or [1] */
-  const moekit_tensor* bias;        /* [N] */
+  const moekit_tensor* bias;        /* [N]; of shared experts without a word in the config */
 } moekit_matrix;
 
 /* Either gate, up and down with one entry an expert (gate NULL without a gate), or the two stacked
- * matrices. The data must outlive the layer; the structs need not. */
+ * matrices. The data lie in host memory and must outlive the layer; the structs need not. Tensors
+ * and config say the same: a bias, router bias, selection bias, input_scale, shared expert or
+ * latent projection that the config announces and that is missing here, or the other way round, is
+ * MOEKIT_INVALID_ARGUMENT. hash_routing is refused: only a checkpoint brings its table. */
 typedef struct moekit_layer_tensors {
   uint32_t struct_size;
   uint32_t matrix_size;                 /* sizeof(moekit_matrix), the step of the three arrays */

@@ -23,9 +23,9 @@ enum class ActivationKind : uint8_t {
 struct ActivationSpec {
   ActivationKind kind = ActivationKind::silu;
   bool gated = true;
-  float limit = std::numeric_limits<float>::infinity();
-  float alpha = 1.702f;  ///< swiglu_oai
-  float beta = 1.0f;     ///< swiglu_oai: added to up
+  float limit = std::numeric_limits<float>::infinity();  ///< 0 or more
+  float alpha = 1.702f;                                  ///< swiglu_oai
+  float beta = 1.0f;                                     ///< swiglu_oai: added to up
   friend bool operator==(const ActivationSpec&, const ActivationSpec&) = default;
 };
 

@@ -24,7 +24,8 @@ using StreamHandle = void*;
 
 /// One call. Tensors stay the caller's. In host memory everything is read and written before the
 /// call returns. Where the plan is for a GPU they may all lie on it (hidden, topk_ids,
-/// topk_weights, output; docs/cuda.md says which): the call is enqueued on its stream.
+/// topk_weights, output; docs/cuda.md says which): the call is enqueued on its stream. Views are
+/// checked (tensor.h); results may not overlap themselves.
 struct LayerArgs {
   TensorView hidden;  ///< [T, hidden] f32, bf16 or f16, rows may be strided; or f8_e4m3 / f4_e2m1
                       ///< codes with scales
@@ -61,7 +62,11 @@ struct MatrixTensors {
 
 enum class StackedOrder : uint8_t { gate_up, up_gate, interleaved };
 
-/// Weights of a layer in memory, either per expert (vectors of E) or stacked (leading dim E).
+/// Weights of a layer in host memory, either per expert (vectors of E) or stacked (leading dim E).
+/// What MoeConfig announces is given, and what is given is announced: biases of gate_up and down
+/// (has_gate_up_bias, has_down_bias), of the router (has_logit_bias, has_selection_bias),
+/// input_scale (static_scale), shared experts and their gate, latent projections. Shared experts
+/// may have biases unannounced. There is no hash_routing, as only a checkpoint brings its table.
 struct LayerTensors {
   std::vector<MatrixTensors> gate, up,
       down;  ///< per expert; gate empty when the activation has none
@@ -78,13 +83,15 @@ struct LayerTensors {
 /// Handles of a call whose rows are in flight.
 class PendingCall;
 
-/// Thread-safe: concurrent run() calls need a Workspace each. Move-only.
+/// Thread-safe: concurrent run() calls need a Workspace each. Move-only; one that was moved from
+/// throws invalid_argument from everything but assignment and destruction.
 class MOEKIT_API Layer {
  public:
   /// Reads decoder layer `layer` (-1: the first MoE layer) of a checkpoint directory, mapped, and
   /// packs this rank's experts.
   static Layer open(const std::string& model_dir, int layer, const PlanOptions& options);
-  /// From tensors in memory.
+  /// From tensors in memory. Throws invalid_argument, naming tensor and field, where they and the
+  /// config do not say the same (LayerTensors).
   static Layer create(const MoeConfig& config, const LayerTensors& tensors,
                       const PlanOptions& options);
   /// From a canonical layer that the caller built (tools, tests).

@@ -25,8 +25,8 @@ enum class CapacityMode : uint8_t { exact, refuse, drop };
 struct PlanOptions {
   std::string backend;  ///< experts (or mega) member by name; empty: automatic
   std::string prepare;  ///< prepare/finalize member by name; empty: automatic
-  Device device{};
-  std::string arch;  ///< "90a", ...: plan for a GPU that is not here (explain only)
+  Device device{};      ///< the CPU has index 0 only
+  std::string arch;     ///< "90a", ...: plan for a GPU that is not here (explain only)
   std::optional<ActivationFormat> activations;  ///< nullopt: what the checkpoint says, per matrix
   DType hidden_dtype = DType::f32;  ///< of the calls to come; bf16 lets rows travel as bf16
   int64_t max_tokens = 0;           ///< tokens of one call on this rank; 0 is refused
@@ -49,7 +49,7 @@ struct PlanOptions {
   Wire wire = Wire::automatic;
   bool batch_invariant = true;
   CapacityMode capacity = CapacityMode::exact;
-  int64_t capacity_rows = 0;
+  int64_t capacity_rows = 0;  ///< of a rank, above 0 where capacity bounds them
   std::chrono::nanoseconds deadline = std::chrono::seconds(30);
   int num_threads = 0;  ///< 0: the CPUs this process may use, divided by the ranks on this host
   bool checked = true;  ///< ids out of range are errors (with row, slot and id); else dropped

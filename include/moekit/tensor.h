@@ -22,7 +22,8 @@ struct Device {
 inline constexpr int kMaxRank = 6;
 
 /// Shape and strides count elements (for f4_e2m1 as well: a [N, K] view has K/2 bytes a row). The
-/// caller keeps `data` alive.
+/// caller keeps `data` alive. Strides may be negative or 0 (read-only views); where a view enters
+/// the library, its elements must lie within 2^47 bytes of `data`, and those of a result apart.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::f32;

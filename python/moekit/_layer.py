@@ -120,6 +120,11 @@ def _format_of(matrix: Any, named: str, what: str) -> str:
     return formats[dtype]
 
 
+def _has_bias(matrices: Any) -> bool:
+    several = matrices if isinstance(matrices, (list, tuple)) else (matrices,)
+    return any(isinstance(m, Matrix) and m.bias is not None for m in several)
+
+
 def _shape(matrix: Any, name: str) -> tuple[int, ...]:
     codes = matrix.codes if isinstance(matrix, Matrix) else matrix
     return view(codes, name).shape
@@ -158,6 +163,17 @@ class _Weights:
         # Sizes that the config names win: the library checks every tensor against them.
         named = {k: v for k, v in sizes.items() if not getattr(config, k)}
         self.config = dataclasses.replace(config, **named)
+        self._given = given
+
+    def config_c(self) -> _abi.Config:
+        """The config as the library takes it: it announces the optional tensors that are given."""
+        c = self.config._c()
+        given = self._given
+        c.has_gate_up_bias = any(_has_bias(given[name]) for name in ("gate_up", "gate", "up"))
+        c.has_down_bias = _has_bias(given["down"])
+        c.has_logit_bias = given["router_bias"] is not None
+        c.has_selection_bias = given["selection_bias"] is not None
+        return c
 
     def _shared(self, config: MoEConfig, given: dict[str, Any]) -> dict[str, Any]:
         for name in ("shared_gate_proj", "shared_up_proj", "shared_down_proj"):
@@ -309,7 +325,7 @@ class MoELayer:
             "latent_out": latent_out,
         }
         weights = _Weights(config, given)
-        c = weights.config._c()
+        c = weights.config_c()
 
         def make(options: Plan, handle: c_void_p) -> int:
             return int(

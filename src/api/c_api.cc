@@ -78,6 +78,8 @@ moekit::PlanOptions plan_options(const moekit_plan_options* given, LayerState* s
   const moekit_plan_options o =
       c::read_struct(given, c::default_plan_options(), "moekit_plan_options");
   moekit::PlanOptions options = c::from_c(o);
+  MOEKIT_CHECK(o.group != nullptr || o.rank == 0,
+               "rank is {}, but group is NULL: a layer of one rank is rank 0", o.rank);
   if (o.group != nullptr) {
     options.comm = o.group->end(o.rank);
     options.num_nodes = o.group->num_nodes;

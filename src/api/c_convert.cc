@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "tensor/view_check.h"
+
 namespace moekit::c {
 namespace {
 
@@ -110,6 +112,17 @@ DType dtype_from_c(moekit_dtype t, const char* name) {
       name, t.code, bits);
 }
 
+void check_reserved(int32_t value, const char* name) {
+  MOEKIT_CHECK(value == 0, "{}.reserved is {}, expected 0", name, value);
+}
+
+int64_t twice(int64_t count, const char* name) {
+  int64_t product = 0;
+  MOEKIT_CHECK(!__builtin_mul_overflow(count, int64_t{2}, &product),
+               "{}: its shape or strides count more pairs than fit into 64 bits", name);
+  return product;
+}
+
 void fill_strides(const moekit_tensor& tensor, TensorView* view, const char* name) {
   // A pair of float4 is one DLPack element of two lanes; a view counts single codes.
   const int lanes = tensor.dtype.lanes;
@@ -118,12 +131,12 @@ void fill_strides(const moekit_tensor& tensor, TensorView* view, const char* nam
   int64_t stride = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     const bool last = i == tensor.ndim - 1;
-    view->shape[i] = pairs && last ? 2 * tensor.shape[i] : tensor.shape[i];
+    view->shape[i] = pairs && last ? twice(tensor.shape[i], name) : tensor.shape[i];
     if (tensor.strides != nullptr) {
       MOEKIT_CHECK(!pairs || !last || tensor.strides[i] == 1 || tensor.shape[i] == 1,
                    "{}: pairs of float4 must stand side by side, stride {} came", name,
                    tensor.strides[i]);
-      stride = pairs && !last ? 2 * tensor.strides[i] : tensor.strides[i];
+      stride = pairs && !last ? twice(tensor.strides[i], name) : tensor.strides[i];
       view->strides[i] = stride;
     } else {
       view->strides[i] = stride;
@@ -219,6 +232,7 @@ moekit_config to_c(const MoeConfig& config) {
 }
 
 MoeConfig from_c(const moekit_config& c) {
+  check_reserved(c.reserved, "moekit_config");
   MoeConfig config;
   config.num_experts = c.num_experts;
   config.top_k = c.top_k;
@@ -327,11 +341,21 @@ TensorView view_of(const moekit_tensor* tensor, const char* name) {
   fill_strides(*tensor, &view, name);
   MOEKIT_CHECK(tensor->data != nullptr || none, "{}: data is NULL but the shape has elements",
                name);
-  if (tensor->data != nullptr) view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  if (tensor->data != nullptr) {
+    // Added as numbers: the sum may leave the address space.
+    uintptr_t data = 0;
+    MOEKIT_CHECK(!__builtin_add_overflow(reinterpret_cast<uintptr_t>(tensor->data),
+                                         tensor->byte_offset, &data),
+                 "{}: byte_offset is {}, which leads out of the address space", name,
+                 tensor->byte_offset);
+    view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  }
+  check_view(view, name);
   return view;
 }
 
 LayerTensors from_c(const moekit_layer_tensors& t, const MoeConfig& config) {
+  check_reserved(t.reserved, "moekit_layer_tensors");
   MOEKIT_CHECK(t.matrix_size >= sizeof(void*) && t.matrix_size <= kLargestStruct,
                "moekit_layer_tensors.matrix_size is {}; set it to sizeof(moekit_matrix) ({} here)",
                t.matrix_size, sizeof(moekit_matrix));
@@ -359,6 +383,7 @@ LayerTensors from_c(const moekit_layer_tensors& t, const MoeConfig& config) {
 }
 
 LayerArgs from_c(const moekit_run_args& a) {
+  check_reserved(a.reserved, "moekit_run_args");
   LayerArgs args;
   args.hidden = view_of(a.hidden, "hidden");
   args.hidden_scales = view_of(a.hidden_scales, "hidden_scales");

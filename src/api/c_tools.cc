@@ -13,6 +13,7 @@
 #include "quant/weight_codec.h"
 #include "router/router.h"
 #include "tensor/convert.h"
+#include "tensor/view_check.h"
 
 namespace {
 
@@ -169,6 +170,7 @@ void quantize(const moekit_quantize_args& a) {
 void dequantize(const moekit_quantize_args& a) {
   const moekit::WeightScheme scheme = c::scheme_from_c(a.scheme);
   const TensorView out = matrix_view(a.weights, "weights");
+  moekit::check_written_view(out, "weights");
   const int64_t rows = out.shape[0], cols = out.shape[1];
   moekit::MatrixTensors tensors;
   tensors.codes = c::view_of(a.codes, "codes");

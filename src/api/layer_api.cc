@@ -83,6 +83,17 @@ struct Layer::Impl {
   Workspace::Impl own;  ///< of calls that bring none
 };
 
+namespace {
+
+/// What a layer holds, unless it was moved from.
+template <typename T>
+T& live(const std::unique_ptr<T>& impl) {
+  MOEKIT_CHECK(impl != nullptr, "this layer was moved from: use the one that it was moved to");
+  return *impl;
+}
+
+}  // namespace
+
 Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
@@ -103,24 +114,24 @@ Layer Layer::from_canonical(std::shared_ptr<const CanonicalLayer> canonical,
   return Layer(std::make_unique<Impl>(std::move(canonical), options));
 }
 
-const MoeConfig& Layer::config() const { return impl_->runtime.config(); }
-const Explanation& Layer::explanation() const { return impl_->runtime.explanation(); }
+const MoeConfig& Layer::config() const { return live(impl_).runtime.config(); }
+const Explanation& Layer::explanation() const { return live(impl_).runtime.explanation(); }
 
 std::unique_ptr<Workspace> Layer::make_workspace() const {
-  return std::make_unique<Workspace>(std::make_unique<Workspace::Impl>(impl_->runtime));
+  return std::make_unique<Workspace>(std::make_unique<Workspace::Impl>(live(impl_).runtime));
 }
 
-Placement Layer::placement() const { return impl_->runtime.plan().problem.placement->lists(); }
+Placement Layer::placement() const { return live(impl_).runtime.plan().problem.placement->lists(); }
 
 PlacementChange Layer::set_placement(const Placement& placement) {
-  return impl_->runtime.set_placement(placement);
+  return live(impl_).runtime.set_placement(placement);
 }
 
-LoadStatistics Layer::load_statistics() const { return impl_->runtime.load().read(); }
+LoadStatistics Layer::load_statistics() const { return live(impl_).runtime.load().read(); }
 LoadStatistics Layer::gather_load_statistics() const {
-  return impl_->runtime.gather_load_statistics();
+  return live(impl_).runtime.gather_load_statistics();
 }
-void Layer::reset_load_statistics() { impl_->runtime.load().reset(); }
+void Layer::reset_load_statistics() { live(impl_).runtime.load().reset(); }
 
 void Layer::run(const LayerArgs& args, StreamHandle stream, Workspace* workspace) const {
   PendingCall call = dispatch(args, stream, workspace);
@@ -143,15 +154,16 @@ PendingCall::~PendingCall() {
 
 PendingCall Layer::dispatch(const LayerArgs& args, StreamHandle stream,
                             Workspace* workspace) const {
-  MOEKIT_CHECK(stream == nullptr || impl_->runtime.on_device(),
+  const engine::LayerRuntime& runtime = live(impl_).runtime;
+  MOEKIT_CHECK(stream == nullptr || runtime.on_device(),
                "the plan runs on the CPU: pass no stream");
   Workspace::Impl* space = workspace != nullptr ? workspace->impl_.get() : &impl_->own;
-  MOEKIT_CHECK(space->layer == &impl_->runtime, "the workspace was made by another layer");
+  MOEKIT_CHECK(space->layer == &runtime, "the workspace was made by another layer");
   PendingCall::Impl& call = space->pending;
-  call.acquire(impl_->runtime.gate());
-  call.layer = &impl_->runtime;
+  call.acquire(runtime.gate());
+  call.layer = &runtime;
   call.state = &space->state;
-  call.guarded([&] { impl_->runtime.begin(space->state, args, stream); });
+  call.guarded([&] { runtime.begin(space->state, args, stream); });
   call.step = PendingCall::Impl::Step::dispatched;
   return PendingCall(&call);
 }

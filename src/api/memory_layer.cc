@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "api/announced.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -15,6 +16,7 @@ struct FormatTraits {
   int64_t row_group;  ///< of the scales; 0 = whole axis
   int64_t col_group;
   bool has_scales;
+  bool integers = false;
 };
 
 FormatTraits traits_of(const WeightScheme& scheme) {
@@ -35,12 +37,12 @@ FormatTraits traits_of(const WeightScheme& scheme) {
     case WeightFormat::mxfp8_e5m2: return {e5m2, 1, 1, 32, true};
     case WeightFormat::mxfp4: return {fp4, 2, 1, 32, true};
     case WeightFormat::nvfp4: return {fp4, 2, 1, 16, true};
-    case WeightFormat::int4_group: return {int4, 2, 1, group, true};
-    case WeightFormat::int8_group: return {int8, 1, 1, group, true};
-    case WeightFormat::int4_channel: return {int4, 2, 1, 0, true};
-    case WeightFormat::int8_channel: return {int8, 1, 1, 0, true};
+    case WeightFormat::int4_group: return {int4, 2, 1, group, true, true};
+    case WeightFormat::int8_group: return {int8, 1, 1, group, true, true};
+    case WeightFormat::int4_channel: return {int4, 2, 1, 0, true, true};
+    case WeightFormat::int8_channel: return {int8, 1, 1, 0, true, true};
   }
-  return {int8, 1, 0, 0, true};
+  return {int8, 1, 0, 0, true, true};
 }
 
 const std::byte* bytes(const TensorView& v) { return static_cast<const std::byte*>(v.data); }
@@ -129,6 +131,11 @@ StoredMatrix matrix(const MatrixTensors& tensors, const WeightScheme& scheme, co
   }
   MOEKIT_CHECK(traits.has_scales != tensors.scales.empty(), "{}: {} {} scales", slice.name,
                to_string(scheme.format), traits.has_scales ? "needs" : "takes no");
+  MOEKIT_CHECK(traits.integers || !scheme.zero_points, "{}: {} has no zero points", slice.name,
+               to_string(scheme.format));
+  MOEKIT_CHECK(scheme.zero_points != tensors.zeros.empty(), "{}: {} {} zero points", slice.name,
+               to_string(scheme.format),
+               scheme.zero_points ? "with zero_points needs its" : "without zero_points takes no");
   if (traits.has_scales) {
     auto groups = [](int64_t size, int64_t group) {
       return group == 0 ? 1 : ceil_div(size, group);
@@ -148,8 +155,9 @@ StoredMatrix matrix(const MatrixTensors& tensors, const WeightScheme& scheme, co
     }
   }
   m.global = scalar(tensors.global, slice, "global", 1.0f);
-  MOEKIT_CHECK(scheme.format != WeightFormat::nvfp4 || !tensors.global.empty(),
-               "{}: nvfp4 needs its fp32 global scale", slice.name);
+  MOEKIT_CHECK((scheme.format == WeightFormat::nvfp4) != tensors.global.empty(),
+               "{}: {} {} fp32 global scale", slice.name, to_string(scheme.format),
+               scheme.format == WeightFormat::nvfp4 ? "needs its" : "takes no");
   m.global_sense = sense;
   m.input_scale = scalar(tensors.input_scale, slice, "input_scale", 1.0f);
   return m;
@@ -283,28 +291,28 @@ StoredMatrix matrix_from_tensors(const MatrixTensors& tensors, const WeightSchem
 std::shared_ptr<const CanonicalLayer> layer_from_tensors(const MoeConfig& config,
                                                          const LayerTensors& tensors) {
   check_config(config);
+  check_announced(config, tensors);
   auto layer = std::make_shared<CanonicalLayer>();
   layer->config = config;
   layer->family = "custom";
-  MoeConfig& c = layer->config;
+  const MoeConfig& c = layer->config;
   layer->experts.resize(static_cast<size_t>(c.num_experts));
   const bool stacked = !tensors.gate_up_stacked.codes.empty();
-  MOEKIT_CHECK(!stacked || tensors.up.empty(), "weights come stacked or per expert, not both");
+  MOEKIT_CHECK(
+      stacked ? tensors.gate.empty() && tensors.up.empty() && tensors.down.empty()
+              : tensors.down_stacked.codes.empty(),
+      "weights come stacked (gate_up_stacked and down_stacked) or per expert (gate, up and "
+      "down), not both");
   if (stacked) {
     add_stacked(c, tensors, *layer);
   } else {
     add_per_expert(c, tensors, *layer);
   }
-  const StoredExpert& first = layer->experts.front();
-  c.has_gate_up_bias = !first.up_bias.empty();
-  c.has_down_bias = !first.down_bias.empty();
   if (!tensors.router_weight.empty()) {
     layer->router.weight = dense(tensors.router_weight, "router_weight", c.num_experts, c.hidden);
   }
   layer->router.logit_bias = vector(tensors.router_bias, "router_bias", c.num_experts);
   layer->router.selection_bias = vector(tensors.selection_bias, "selection_bias", c.num_experts);
-  c.router.has_logit_bias = !tensors.router_bias.empty();
-  c.router.has_selection_bias = !tensors.selection_bias.empty();
   if (c.shared.inter > 0) {
     layer->shared = expert_from(c.activation.gated ? &tensors.shared_gate_proj : nullptr,
                                 tensors.shared_up_proj, tensors.shared_down_proj, "shared expert",

@@ -12,6 +12,7 @@
 #include "base/math.h"
 #include "checkpoint/npy.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/view_check.h"
 
 namespace moekit {
 namespace {
@@ -83,12 +84,14 @@ FileTensor from_npy(const std::string& path) {
 }
 
 /// The elements of a view in row-major order.
-std::vector<std::byte> gather(const TensorView& view) {
+std::vector<std::byte> gather(const TensorView& view, const std::string& name) {
+  check_view(view, name.c_str());
   const int64_t unit = bytes_of(view.dtype);
   MOEKIT_CHECK(view.device.type == DeviceType::cpu && unit > 0,
                "expected a CPU tensor of whole-byte elements to write, came {}",
                to_string(view.dtype));
-  std::vector<std::byte> out(static_cast<size_t>(view.num_elements() * unit));
+  std::vector<std::byte> out(
+      static_cast<size_t>(checked_mul(view.num_elements(), unit, name.c_str())));
   if (out.empty()) return out;
   const auto* base = static_cast<const std::byte*>(view.data);
   if (view.is_contiguous()) {
@@ -168,7 +171,7 @@ FileTensor read_tensor(const std::string& file_and_name) {
 void write_npy(const std::string& path, const TensorView& tensor) {
   MOEKIT_CHECK(tensor.dtype == DType::f32, "{}: .npy output is f32, came {}", path,
                to_string(tensor.dtype));
-  const std::vector<std::byte> data = gather(tensor);
+  const std::vector<std::byte> data = gather(tensor, path);
   AtomicFile file(path);
   file.write(checkpoint::npy_header_f32(shape_of(tensor)));
   file.write(data.data(), static_cast<int64_t>(data.size()));
@@ -179,7 +182,7 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
                        std::span<const std::pair<std::string, std::string>> metadata) {
   std::vector<std::vector<std::byte>> data;
   std::vector<checkpoint::TensorSource> sources;
-  for (const NamedTensor& t : tensors) data.push_back(gather(t.view));
+  for (const NamedTensor& t : tensors) data.push_back(gather(t.view, t.name));
   for (size_t i = 0; i < tensors.size(); ++i) {
     const NamedTensor& t = tensors[i];
     sources.push_back({t.name, t.view.dtype, shape_of(t.view), data[i]});

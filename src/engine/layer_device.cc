@@ -21,6 +21,7 @@ void check_tensor(const TensorView& v, const char* name, Device device, DType dt
 }  // namespace
 
 void LayerRuntime::check_device_args(const LayerArgs& args) const {
+  check_views(args);
   const Problem& problem = plan_->problem;
   const MoeConfig& config = problem.config;
   // What surrounds the routed experts runs on the host.

@@ -8,6 +8,7 @@
 #include "engine/layer_runtime.h"
 #include "engine/quantized_hidden.h"
 #include "tensor/convert.h"
+#include "tensor/view_check.h"
 
 namespace moekit::engine {
 namespace {
@@ -73,7 +74,23 @@ int64_t LayerRuntime::check_tokens(const TensorView& hidden) const {
   return tokens;
 }
 
+void LayerRuntime::check_views(const LayerArgs& args) {
+  check_view(args.hidden, "hidden");
+  check_view(args.hidden_scales, "hidden_scales");
+  check_view(args.hidden_global, "hidden_global");
+  check_view(args.router_input, "router_input");
+  check_view(args.topk_ids, "topk_ids");
+  check_view(args.topk_weights, "topk_weights");
+  check_view(args.token_ids, "token_ids");
+  check_written_view(args.output, "output");
+  check_written_view(args.out_topk_ids, "out_topk_ids");
+  check_written_view(args.out_topk_weights, "out_topk_weights");
+  check_written_view(args.out_router_logits, "out_router_logits");
+  check_written_view(args.out_routed, "out_routed");
+}
+
 void LayerRuntime::check_args(const LayerArgs& args) const {
+  check_views(args);
   const Problem& problem = plan_->problem;
   const MoeConfig& config = problem.config;
   const TensorView& hidden = args.hidden;
@@ -91,6 +108,10 @@ void LayerRuntime::check_args(const LayerArgs& args) const {
   } else {
     check_matrix(hidden, "hidden", tokens, config.hidden, is_real(hidden.dtype),
                  "f32, bf16 or f16");
+    MOEKIT_CHECK(args.hidden_scales.empty() && args.hidden_global.empty(),
+                 "hidden_scales and hidden_global belong to codes, but hidden arrives in {}; leave "
+                 "them out",
+                 to_string(hidden.dtype));
   }
   const bool needs_values = args.topk_ids.empty() || config.shared.inter > 0;
   if (!args.router_input.empty()) {

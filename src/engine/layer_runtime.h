@@ -97,6 +97,7 @@ class LayerRuntime {
   void set_up(CallState& state, const LayerArgs& args) const;
   /// T, where the plan takes so many tokens.
   int64_t check_tokens(const TensorView& hidden) const;
+  static void check_views(const LayerArgs& args);
   void check_args(const LayerArgs& args) const;
   void check_device_args(const LayerArgs& args) const;
   void enqueue(CallState& state, void* stream) const;

@@ -1,5 +1,6 @@
 // PlanOptions -> Problem: validation, activation schemes, placement.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/check.h"
@@ -108,6 +109,15 @@ void set_headroom(const PlanOptions& options, Problem& problem) {
   problem.staging_slots = std::min(staged, problem.slots_per_rank);
 }
 
+void check_activation(const ActivationSpec& activation) {
+  MOEKIT_CHECK(activation.limit >= 0.0f,  // false for NaN
+               "the activation's limit must be 0 or more, +infinity for none, got {}",
+               activation.limit);
+  MOEKIT_CHECK(std::isfinite(activation.alpha) && std::isfinite(activation.beta),
+               "the activation's alpha and beta must be finite, got {} and {}", activation.alpha,
+               activation.beta);
+}
+
 /// Static scales of every expert that one is read from.
 void check_static_scales(const CanonicalLayer& layer, const MoeConfig& config) {
   for (const StoredExpert& expert : layer.experts) {
@@ -116,6 +126,12 @@ void check_static_scales(const CanonicalLayer& layer, const MoeConfig& config) {
       quant::check_static_scale(config.gate_up_input, expert.gate.input_scale);
     quant::check_static_scale(config.down_input, expert.down.input_scale);
   }
+  if (config.shared.inter == 0) return;
+  const SharedSpec& shared = config.shared;
+  quant::check_static_scale(shared.gate_up_input, layer.shared.up.input_scale);
+  if (config.activation.gated)
+    quant::check_static_scale(shared.gate_up_input, layer.shared.gate.input_scale);
+  quant::check_static_scale(shared.down_input, layer.shared.down.input_scale);
 }
 
 /// The source may quantize with a static scale only where all experts, gate and up, share one.
@@ -149,6 +165,11 @@ Problem make_problem(const CanonicalLayer& layer, const PlanOptions& options) {
                "combine_dtype must be f32 or bf16, got {}", to_string(options.combine_dtype));
   MOEKIT_CHECK(options.capacity == CapacityMode::exact || options.capacity_rows > 0,
                "capacity refuse and drop need a positive row count, got {}", options.capacity_rows);
+  MOEKIT_CHECK(options.capacity_rows >= 0, "capacity_rows must be 0 or more, got {}",
+               options.capacity_rows);
+  MOEKIT_CHECK(options.device.type != DeviceType::cpu || options.device.index == 0,
+               "the CPU is one device of index 0, got index {}", options.device.index);
+  check_activation(config.activation);
   router::validate(config.router, config.num_experts, config.top_k);
   resolve_activations(config, options);
 

@@ -60,6 +60,21 @@ def test_layer_from_stacked_weights(layer):
     np.testing.assert_array_equal(layer(x, details.topk_ids.astype(np.int64), details.topk_weights), details.output)
 
 
+def test_biases_that_are_given_are_announced():
+    gate_up, down, router = weights()
+    x = rows(5)
+    silent, loud = np.zeros(E, np.float32), np.where(np.arange(E) < K, 99, 0).astype(np.float32)
+    bias = moekit.Matrix(down, bias=np.full((E, H), 0.25, np.float32))
+    options = dict(gate_up=gate_up, router_weight=router, top_k=K, num_threads=1)
+    plain = moekit.MoELayer(down=down, router_bias=silent, **options).details(x)
+    shifted = moekit.MoELayer(down=bias, router_bias=silent, **options).details(x)
+    wanted = plain.output + 0.25 * plain.topk_weights.sum(1, keepdims=True)
+    assert relative(shifted.output, wanted) < 1e-6
+    for name in ("router_bias", "selection_bias"):
+        chosen = moekit.MoELayer(down=down, **{name: loud}, **options).details(x)
+        np.testing.assert_array_equal(np.sort(chosen.topk_ids, 1), np.tile(np.arange(K), (5, 1)))
+
+
 @pytest.mark.parametrize("order", ["gate_up", "up_gate", "interleaved", "transposed", "per expert"])
 def test_every_layout_gives_the_same_bits(layer, order):
     gate_up, down, router = weights()
@@ -208,6 +223,16 @@ def test_errors_of_making_a_layer(tmp_path):
         moekit.MoELayer(moekit.MoEConfig(activation="relu"), gate_up=gate_up, down=down, top_k=K)
     with pytest.raises(ValueError, match="nope"):
         moekit.MoELayer(gate_up=gate_up, down=down, top_k=K, backend="nope")
+    up = [moekit.Matrix(w, bias=np.zeros(I, np.float32)) for w in gate_up[:, I:]]
+    with pytest.raises(ValueError, match=r"gate\[0\].bias is missing.*has_gate_up_bias"):
+        moekit.MoELayer(gate=list(gate_up[:, :I]), up=up, down=list(down), top_k=K)
+    with pytest.raises(ValueError, match=r"input_scale is given.*gate_up_input.static_scale"):
+        moekit.MoELayer(gate_up=moekit.Matrix(gate_up, input_scale=1.0), down=down, top_k=K)
+    with pytest.raises(ValueError, match="input_scale is missing.*down_input.static_scale"):
+        static = moekit.MoEConfig(down_input=moekit.InputScheme("fp8_tensor", static_scale=True))
+        moekit.MoELayer(static, gate_up=gate_up, down=down, top_k=K)
+    with pytest.raises(ValueError, match="hash_routing"):
+        moekit.MoELayer(moekit.MoEConfig(hash_routing=True), gate_up=gate_up, down=down, router_weight=router, top_k=K)
     with pytest.raises(ValueError, match="max_tokens"):
         moekit.MoELayer(gate_up=gate_up, down=down, top_k=K, max_tokens=0)
     with pytest.raises(moekit.InvalidArgumentError, match="directory"):
