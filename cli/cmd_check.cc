@@ -100,8 +100,16 @@ std::vector<std::string> to_row(const CheckResult& result, int layer, bool with_
 std::vector<int> layers_of(const CheckFlags& flags) {
   if (!flags.all_layers) return {flags.layer};
   std::vector<int> layers;
+  bool any_hash = false;
   for (const LayerInfo& layer : inspect_checkpoint(flags.model).layers) {
     if (layer.moe) layers.push_back(layer.index);
+    any_hash = any_hash || (layer.moe && layer.config.router.hash_routing);
+  }
+  if (!any_hash && !flags.input.token_ids.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--token-ids: expected a layer that routes by token id, {} has none; "
+                            "leave the flag out",
+                            flags.model));
   }
   if (layers.empty()) {
     throw Error(ErrorCode::invalid_argument,
@@ -127,7 +135,10 @@ void run(Session& session, const CheckFlags& flags) {
   std::vector<std::string> unchecked;  // layers that no back-end takes
   for (int layer : layers_of(flags)) {
     const LayerSource source = open_source(flags.model, layer);
-    const Inputs inputs = flags.input.load(source, flags.plan.seed);
+    InputFlags input = flags.input;
+    // Of all layers, some may route by token id and others not.
+    if (flags.all_layers && !source.config.router.hash_routing) input.token_ids.clear();
+    const Inputs inputs = input.load(source, flags.plan.seed);
     OwnedTensor golden;
     if (with_golden) golden = load_golden(flags.golden, inputs.num_tokens(), source.config.hidden);
     PlanOptions mine = options;
@@ -187,7 +198,14 @@ void add_check(CLI::App& app, Session& session) {
       "Exit status 1 when a back-end leaves its bound, 3 when none takes a layer.\n"
       "Example:\n  moekit check --model /models/Mixtral-8x7B --layer 3 --random 64 --ranks 2 "
       "--json");
-  verb->callback([&session, flags] { run(session, *flags); });
+  verb->callback([&session, flags, verb] {
+    if (verb->count("--golden") > 0 && verb->count("--tokens") + verb->count("--random") == 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--golden: expected the rows that it is the output of, got none; give --tokens "
+                  "FILE with it (or --random T, if it was computed from these)");
+    }
+    run(session, *flags);
+  });
 }
 
 }  // namespace moekit::cli

@@ -54,6 +54,8 @@ void run(Session& session, const RunFlags& flags) {
   check_flags(flags);
   const bool writes = own_rank() == 0;
   if (writes && !flags.output.empty()) check_output_path(flags.output);
+  if (writes && !flags.save_placement.empty())
+    check_writable_path("--save-placement", flags.save_placement);
   const LayerSource source = open_source(flags.model, flags.layer);
   const Inputs inputs = flags.input.load(source, flags.plan.seed);
   options.hidden_dtype = inputs.hidden.view.dtype;

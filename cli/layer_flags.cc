@@ -52,6 +52,13 @@ Inputs InputFlags::load(const LayerSource& source, uint64_t seed) const {
     inputs.topk_weights = load_topk_weights(topk_weights, count, config.top_k);
   }
   if (!token_ids.empty()) {
+    if (!config.router.hash_routing) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--token-ids: expected a layer that routes by token id, got layer {} of "
+                      "{}, whose router reads hidden states alone; leave the flag out",
+                      source.layer, source.family));
+    }
     inputs.token_ids = load_token_ids(token_ids, count);
   } else if (config.router.hash_routing && topk_ids.empty()) {
     if (!tokens.empty()) {

@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "moekit/describe.h"
 #include "moekit/error.h"
 #include "moekit/tools.h"
 #include "rank_process.h"
@@ -43,6 +44,7 @@ int report(ErrorCode code, const std::string& message) {
     }
   }
   while (!line.empty() && line.back() == ' ') line.pop_back();
+  line = printable(line);  // names come from files and paths
   std::fflush(stdout);
   fmt::print(stderr, "moekit: {}: {}\n", to_string(code), line);
   desert_ranks(exit_code_of(code), fmt::format("{}: {}", to_string(code), message));
@@ -55,6 +57,19 @@ std::string unknown_verb(const CLI::App& app, const std::string& word) {
     verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
   return fmt::format("no verb is called \"{}\"; choose one of {}, or see moekit --help", word,
                      verbs);
+}
+
+/// An empty value is a script's unset variable; it must not look like a flag that was left out.
+void refuse_empty_values(CLI::App& app) {
+  const auto is_given = [](const std::string& value) {
+    return value.empty() ? std::string("expected a value, got an empty one; leave the flag out")
+                         : std::string();
+  };
+  for (CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    for (CLI::Option* option : verb->get_options()) {
+      if (option->get_items_expected_min() > 0) option->check(is_given);
+    }
+  }
 }
 
 int run(int argc, char** argv) {
@@ -72,6 +87,7 @@ int run(int argc, char** argv) {
   add_profile(app, session);
   add_quantize(app, session);
   add_doctor(app, session);
+  refuse_empty_values(app);
   const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_meant).empty())
     return report(ErrorCode::invalid_argument, unknown_verb(app, argv[1]));

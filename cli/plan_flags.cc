@@ -14,6 +14,8 @@
 namespace moekit::cli {
 namespace {
 
+constexpr int kMostRanks = 1024;
+
 [[noreturn]] void refuse(ErrorCode code, const std::string& message) { throw Error(code, message); }
 
 /// The value of `key`, or invalid_argument listing what there is.
@@ -107,8 +109,11 @@ void PlanFlags::add_rank_flags(CLI::App& verb, const std::string& group) {
       ->capture_default_str()
       ->type_name("NAME")
       ->group(group);
-  verb.add_option("--nodes", nodes,
-                  "Act as if the ranks were spread over N hosts (default: 1, over MPI their hosts)")
+  verb.add_option(
+          "--nodes", nodes,
+          "Act as if the ranks were spread over N hosts, 1 to R (default: 1, over MPI their "
+          "hosts)")
+      ->check(CLI::Range(1, kMostRanks).description(""))
       ->type_name("N")
       ->group(group);
   verb.add_option("--tp", tp,
@@ -205,10 +210,11 @@ PlanOptions PlanFlags::options() const {
   o.arch = arch;
   o.activations =
       choose<std::optional<ActivationFormat>>("--activations", activations, activation_names());
-  if (ranks < 1 || ranks > 1024) {
-    refuse(ErrorCode::invalid_argument, fmt::format("--ranks: expected 1 to 1024, got {}", ranks));
+  if (ranks < 1 || ranks > kMostRanks) {
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("--ranks: expected 1 to {}, got {}", kMostRanks, ranks));
   }
-  if (nodes < 0 || nodes > ranks) {
+  if (nodes > ranks) {
     refuse(ErrorCode::invalid_argument,
            fmt::format("--nodes: expected 1 to --ranks ({}), got {}", ranks, nodes));
   }

@@ -7,6 +7,8 @@
 #include <cctype>
 #include <cstdio>
 
+#include "moekit/describe.h"
+
 namespace moekit::cli {
 namespace {
 
@@ -55,7 +57,10 @@ std::string list_text(const std::vector<std::string>& items) {
 
 Table::Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
 
-void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+void Table::add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = printable(cell);
+  rows_.push_back(std::move(row));
+}
 
 void Table::print() const {
   std::vector<size_t> widths(rows_[0].size(), 0);
@@ -82,7 +87,7 @@ void print_facts(const std::vector<std::pair<std::string, std::string>>& facts) 
   size_t widest = 0;
   for (const auto& [name, value] : facts) widest = std::max(widest, width_of(name));
   for (const auto& [name, value] : facts) {
-    fmt::print("{}{}  {}\n", name, std::string(widest - width_of(name), ' '), value);
+    fmt::print("{}{}  {}\n", name, std::string(widest - width_of(name), ' '), printable(value));
   }
 }
 

@@ -197,7 +197,7 @@ MOEKIT_API std::vector<CheckResult> check_layer(
 MOEKIT_API Explanation explain_plan(const LayerSource& source, const PlanOptions& options,
                                     int num_ranks, int64_t tokens_per_rank);
 
-/// "name (kind): reason; reason | ..." of the members that refuse, or of `name` alone.
+/// "name, name (kind): reason; reason | ..." of members that refuse alike, or of `name` alone.
 MOEKIT_API std::string refusal_of(const Explanation& explanation, const std::string& name = {});
 
 }  // namespace moekit

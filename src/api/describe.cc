@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.h"
 #include "moekit/tools.h"
 
 namespace moekit {
@@ -113,5 +114,7 @@ std::string checkpoint_json(const CheckpointInfo& info) {
   }
   return dump(j);
 }
+
+std::string printable(std::string_view text) { return printable_text(text); }
 
 }  // namespace moekit

@@ -3,6 +3,7 @@
 #include "engine/tensor_parallel.h"
 #include "moekit/communicator.h"
 #include "moekit/tools.h"
+#include "select/oracle.h"
 
 namespace moekit {
 
@@ -21,16 +22,16 @@ Explanation explain_plan(const LayerSource& source, const PlanOptions& options, 
 }
 
 std::string refusal_of(const Explanation& explanation, const std::string& name) {
-  std::string text;
+  std::vector<select::Refusal> refusals;
   for (const Candidate& candidate : explanation.candidates) {
     if (candidate.supported || (!name.empty() && candidate.name != name)) continue;
     std::string reasons;
     for (const std::string& reason : candidate.reasons) {
       reasons += (reasons.empty() ? "" : "; ") + reason;
     }
-    text += (text.empty() ? "" : " | ") + candidate.name + " (" + candidate.kind + "): " + reasons;
+    refusals.push_back({candidate.name, candidate.kind, reasons});
   }
-  return text;
+  return select::join_refusals(refusals);
 }
 
 }  // namespace moekit

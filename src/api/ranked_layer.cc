@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/rank_text.h"
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
 #include "moekit/communicator.h"
@@ -67,7 +68,10 @@ void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
     std::rethrow_exception(errors[static_cast<size_t>(rank)]);
   } catch (const Error& e) {
     if (errors.size() == 1) throw;
-    throw Error(e.code(), fmt::format("rank {}: {}", rank, e.what()));
+    const std::string text = e.what();
+    const bool says_so =
+        text.starts_with(fmt::format("rank {} ", rank));  // as in "rank 0 would get"
+    throw Error(e.code(), says_so ? text : rank_text(rank, text));
   }
 }
 

@@ -35,15 +35,18 @@ OwnedTensor make_tensor(DType dtype, std::initializer_list<int64_t> shape) {
   return tensor;
 }
 
-/// [rows, columns] of some dtype; -1 matches any extent.
+constexpr const char* kRowsOfLayer = "give a tensor of this layer's width and of one row a token";
+constexpr const char* kSlotsOfTokens =
+    "give a row for each token and a column for each of the experts a token gets";
+
+/// [rows, columns] of some dtype; -1 matches any extent. `advice` says what to give instead.
 void check_matrix(const TensorView& view, const std::string& flag, const std::string& reference,
-                  int64_t rows, int64_t columns) {
+                  int64_t rows, int64_t columns, const char* advice) {
   auto fits = [](int64_t wanted, int64_t got) { return wanted < 0 || wanted == got; };
   auto name = [](int64_t extent) { return extent < 0 ? std::string("T") : std::to_string(extent); };
   MOEKIT_CHECK(view.rank == 2 && fits(rows, view.shape[0]) && fits(columns, view.shape[1]),
-               "{} {}: expected shape [{}, {}], got {} {}; give a tensor of this layer's width and "
-               "of one row a token",
-               flag, reference, name(rows), name(columns), to_string(view.dtype), shape_text(view));
+               "{} {}: expected shape [{}, {}], got {} {}; {}", flag, reference, name(rows),
+               name(columns), to_string(view.dtype), shape_text(view), advice);
 }
 
 bool is_float(DType t) {
@@ -94,7 +97,7 @@ OwnedTensor as_expert_ids(const OwnedTensor& from, const std::string& flag,
 OwnedTensor load_hidden(const std::string& reference, int64_t hidden) {
   const std::string flag = "--tokens";
   OwnedTensor file = load_tensor(reference, flag);
-  check_matrix(file.view, flag, reference, -1, hidden);
+  check_matrix(file.view, flag, reference, -1, hidden, kRowsOfLayer);
   MOEKIT_CHECK(is_float(file.view.dtype), "{} {}: expected f16, bf16, f32 or f64, got {}", flag,
                reference, to_string(file.view.dtype));
   if (file.view.dtype == DType::f64) return as_f32(file, flag, reference);
@@ -119,28 +122,29 @@ OwnedTensor load_topk_ids(const std::string& reference, int64_t num_tokens, int6
                           int64_t num_experts) {
   const std::string flag = "--topk-ids";
   const OwnedTensor file = load_tensor(reference, flag);
-  check_matrix(file.view, flag, reference, num_tokens, top_k);
+  check_matrix(file.view, flag, reference, num_tokens, top_k, kSlotsOfTokens);
   return as_expert_ids(file, flag, reference, num_experts);
 }
 
 OwnedTensor load_topk_weights(const std::string& reference, int64_t num_tokens, int64_t top_k) {
   const std::string flag = "--topk-weights";
   const OwnedTensor file = load_tensor(reference, flag);
-  check_matrix(file.view, flag, reference, num_tokens, top_k);
+  check_matrix(file.view, flag, reference, num_tokens, top_k, kSlotsOfTokens);
   return as_f32(file, flag, reference);
 }
 
 OwnedTensor load_routing(const std::string& reference, int64_t top_k, int64_t num_experts) {
   const std::string flag = "--routing";
   const OwnedTensor file = load_tensor(reference, flag);
-  check_matrix(file.view, flag, reference, -1, top_k);
+  check_matrix(file.view, flag, reference, -1, top_k, kSlotsOfTokens);
   return as_expert_ids(file, flag, reference, num_experts);
 }
 
 OwnedTensor load_golden(const std::string& reference, int64_t num_tokens, int64_t hidden) {
   const std::string flag = "--golden";
   const OwnedTensor file = load_tensor(reference, flag);
-  check_matrix(file.view, flag, reference, num_tokens, hidden);
+  check_matrix(file.view, flag, reference, num_tokens, hidden,
+               "give the output of the rows of --tokens, in their order");
   return as_f32(file, flag, reference);
 }
 

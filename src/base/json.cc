@@ -56,7 +56,8 @@ Json Json::read(JsonScanner& scanner, std::string_view file) {
       std::unordered_set<std::string> seen;
       auto member = [&](std::string& key) {
         MOEKIT_CHECK_AS(ErrorCode::corrupt_file, seen.insert(key).second,
-                        "{}: duplicate key {} in a JSON object", file, json_quote(key));
+                        "{}: expected each key of a JSON object once, came duplicate key {}; {}",
+                        file, json_quote(key), kDamagedFile);
         json.members_->emplace_back(std::move(key), read(scanner, file));
       };
       scanner.read_object(member);
@@ -84,7 +85,8 @@ std::string JsonPlace::where() const { return path_.empty() ? file_ : file_ + ":
 
 void JsonPlace::expected(std::string_view what) const {
   if (value_ == nullptr) {
-    fail(ErrorCode::corrupt_file, "{}: expected {}, but the key is missing", where(), what);
+    fail(ErrorCode::corrupt_file,
+         "{}: expected {}, but the key is missing; add it, or fetch the file again", where(), what);
   }
   std::string came = kind_name(value_->kind());
   if (value_->kind() == Json::Kind::number) {
@@ -93,7 +95,8 @@ void JsonPlace::expected(std::string_view what) const {
   } else if (value_->kind() == Json::Kind::string) {
     came = json_quote(value_->string().substr(0, 80));
   }
-  fail(ErrorCode::corrupt_file, "{}: expected {}, came {}", where(), what, came);
+  fail(ErrorCode::corrupt_file, "{}: expected {}, came {}; correct it, or fetch the file again",
+       where(), what, came);
 }
 
 JsonPlace JsonPlace::at(std::string_view key) const {

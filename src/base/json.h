@@ -1,6 +1,6 @@
 // JSON reading: a pull scanner over bytes in memory, a small value tree, and getters whose errors
-// name file, path, expected and came. Strict RFC 8259, plus the literals NaN, Infinity and
-// -Infinity, which Python writes into model configs.
+// name file, path, expected and came. Strict RFC 8259, UTF-8 included, plus the literals NaN,
+// Infinity and -Infinity, which Python writes into model configs.
 //
 // Our own rather than nlohmann-json, which writes our reports, because these files may be hostile
 // or damaged: a header of 100 MB must not become a tree of gigabytes before its first entry is
@@ -19,6 +19,10 @@
 #include "moekit/error.h"
 
 namespace moekit {
+
+/// What to do about bytes that cannot be what was written: the end of such an error.
+inline constexpr std::string_view kDamagedFile =
+    "the file is damaged or truncated: fetch it again, or repair it";
 
 /// A JSON number: exact when it is written as an integer that fits, else a double.
 struct JsonNumber {
@@ -50,7 +54,7 @@ class JsonScanner {
   void skip_value();
   /// Throws unless only white space follows.
   void finish();
-  /// Throws corrupt_file: "FILE: byte N: expected WHAT".
+  /// Throws corrupt_file: "FILE: malformed JSON at byte N: expected WHAT, came ...".
   [[noreturn]] void expected(std::string_view what) const;
 
  private:
@@ -60,6 +64,7 @@ class JsonScanner {
   void take(char c, const char* what);
   void take_literal(std::string_view literal);
   void append_escape(std::string& out);
+  void append_sequence(std::string& out);
   uint32_t read_hex4();
   void enter();
 

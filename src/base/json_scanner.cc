@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "base/utf8.h"
 
 namespace moekit {
 namespace {
@@ -28,10 +29,23 @@ void append_utf8(std::string& out, uint32_t code) {
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// ASCII that a string holds as it is.
+bool stands_for_itself(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte >= 0x20 && byte < 0x80 && c != '"' && c != '\\';
+}
 }  // namespace
 
 void JsonScanner::expected(std::string_view what) const {
-  fail(ErrorCode::corrupt_file, "{}: malformed JSON at byte {}: expected {}", file_, at_, what);
+  std::string came = "the end of the text";
+  if (at_ < text_.size()) {
+    const auto byte = static_cast<unsigned char>(text_[at_]);
+    came = byte > 0x20 && byte < 0x7f ? fmt::format("'{}'", text_[at_])
+                                      : fmt::format("byte 0x{:02x}", byte);
+  }
+  fail(ErrorCode::corrupt_file, "{}: malformed JSON at byte {}: expected {}, came {}; {}", file_,
+       at_, what, came, kDamagedFile);
 }
 
 char JsonScanner::next_char() {
@@ -57,7 +71,8 @@ void JsonScanner::take_literal(std::string_view literal) {
 void JsonScanner::enter() {
   if (++depth_ > kMaxDepth) {
     fail(ErrorCode::corrupt_file,
-         "{}: expected at most {} nested JSON values, came more at byte {}", file_, kMaxDepth, at_);
+         "{}: expected at most {} nested JSON values, came more at byte {}; {}", file_, kMaxDepth,
+         at_, kDamagedFile);
   }
 }
 
@@ -184,20 +199,31 @@ void JsonScanner::append_escape(std::string& out) {
   append_utf8(out, code);
 }
 
+void JsonScanner::append_sequence(std::string& out) {
+  const size_t bytes = utf8_sequence(text_.substr(at_));
+  if (bytes == 0) expected("well-formed UTF-8 inside a string");
+  out += text_.substr(at_, bytes);
+  at_ += bytes;
+}
+
 std::string JsonScanner::read_string() {
   take('"', "a string");
   std::string out;
   while (true) {
+    size_t end = at_;
+    while (end < text_.size() && stands_for_itself(text_[end])) ++end;
+    out += text_.substr(at_, end - at_);
+    at_ = end;
     if (at_ >= text_.size()) expected("the closing quote of a string");
     const char c = text_[at_];
     if (static_cast<unsigned char>(c) < 0x20) expected("no control character inside a string");
+    if (static_cast<unsigned char>(c) >= 0x80) {
+      append_sequence(out);
+      continue;
+    }
     ++at_;
     if (c == '"') return out;
-    if (c == '\\') {
-      append_escape(out);
-    } else {
-      out += c;
-    }
+    append_escape(out);
   }
 }
 

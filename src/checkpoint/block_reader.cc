@@ -40,8 +40,10 @@ void check_tensor(const Tensor& t, unsigned dtypes,
   if (shaped && (dtypes & bit(entry.dtype)) != 0) return;
   std::vector<std::string> wanted;
   for (const auto& s : shapes) wanted.push_back(fmt::format("[{}]", fmt::join(s, ", ")));
-  fail(kCorrupt, "{}: tensor {}: expected {} {} from the configuration, came {}", t.file->path(),
-       entry.name, dtype_names(dtypes), fmt::join(wanted, " or "), describe(entry));
+  fail(kCorrupt,
+       "{}: tensor {}: expected {} {} from the configuration, came {} (does config.json describe "
+       "this checkpoint?)",
+       t.file->path(), entry.name, dtype_names(dtypes), fmt::join(wanted, " or "), describe(entry));
 }
 
 template <typename T>
@@ -135,8 +137,8 @@ float BlockReader::scalar(const Tensor& tensor, bool positive) const {
                       : t == DType::bf16 ? bf16_to_f32(load<uint16_t>(p))
                                          : f16_to_f32(load<uint16_t>(p));
   MOEKIT_CHECK_AS(kCorrupt, std::isfinite(value) && (positive ? value > 0.0f : value >= 0.0f),
-                  "{}: tensor {}: expected a finite, {} scale, came {}", tensor.file->path(),
-                  tensor.name(), positive ? "positive" : "non-negative", value);
+                  "{}: tensor {}: expected a finite, {} scale, came {}; {}", tensor.file->path(),
+                  tensor.name(), positive ? "positive" : "non-negative", value, kDamagedFile);
   return value;
 }
 
@@ -166,8 +168,8 @@ void BlockReader::read_group_index(const MatrixPlace& place, const Tensor& tenso
   for (int64_t k = 0; k < place.cols; ++k) {
     const int32_t g = (*index)[static_cast<size_t>(k)];
     MOEKIT_CHECK_AS(kCorrupt, g >= 0 && g < groups,
-                    "{}: tensor {}: expected groups in [0, {}), came {} at {}", tensor.file->path(),
-                    tensor.name(), groups, g, k);
+                    "{}: tensor {}: expected groups in [0, {}), came {} at {}; {}",
+                    tensor.file->path(), tensor.name(), groups, g, k, kDamagedFile);
     ordered = ordered && g == k / group;
   }
   if (ordered) return;  // the plain order needs no table, and fast paths prefer none
@@ -315,8 +317,8 @@ const int64_t* BlockReader::table(std::string_view name, int64_t rows, int64_t c
     const int64_t id =
         wide ? load<int64_t>(tensor->data() + 8 * i) : load<int32_t>(tensor->data() + 4 * i);
     MOEKIT_CHECK_AS(kCorrupt, id >= 0 && id < limit,
-                    "{}: tensor {}: expected expert ids in [0, {}), came {} for token {}",
-                    tensor->file->path(), tensor->name(), limit, id, i / cols);
+                    "{}: tensor {}: expected expert ids in [0, {}), came {} for token {}; {}",
+                    tensor->file->path(), tensor->name(), limit, id, i / cols, kDamagedFile);
     owned_.hash_table[static_cast<size_t>(i)] = id;
   }
   return owned_.hash_table.data();

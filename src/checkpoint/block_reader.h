@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -102,8 +103,8 @@ class BlockReader {
   OwnedData& owned_;
   int64_t bytes_ = 0;
   std::vector<Slot> slots_;  ///< sorted by name
-  std::vector<std::string> missing_;
-  int64_t num_missing_ = 0;
+  std::set<std::string> missing_;
+  std::vector<std::string> missing_samples_;  ///< the first of them, in the order of reading
 };
 
 }  // namespace moekit::checkpoint

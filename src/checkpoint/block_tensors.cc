@@ -70,8 +70,10 @@ const Tensor* BlockReader::claim_optional(const std::string& name) {
 const Tensor* BlockReader::claim(const std::string& name) {
   const Tensor* tensor = claim_optional(name);
   if (tensor == nullptr) {
-    if (missing_.size() < kSamples) missing_.push_back(name);
-    ++num_missing_;
+    // The experts of a stack ask for the same tensor, each on its own.
+    if (missing_.insert(name).second && missing_samples_.size() < kSamples) {
+      missing_samples_.push_back(name);
+    }
   }
   return tensor;
 }
@@ -89,14 +91,14 @@ void BlockReader::finish() const {
     if (unknown.size() < kSamples) unknown.push_back(slot.tensor.name());
     ++num_unknown;
   }
-  if (num_missing_ == 0 && num_unknown == 0) return;
+  if (missing_.empty() && num_unknown == 0) return;
   std::string text = fmt::format("MoE block {}*: ", prefix_);
-  if (num_missing_ > 0) {
-    text += fmt::format("{} expected tensors are missing, e.g. {}", num_missing_,
-                        fmt::join(missing_, ", "));
+  if (!missing_.empty()) {
+    text += fmt::format("{} expected tensors are missing, e.g. {}", missing_.size(),
+                        fmt::join(missing_samples_, ", "));
   }
   if (num_unknown > 0) {
-    text += fmt::format("{}{} tensors are unknown here, e.g. {}", num_missing_ > 0 ? "; " : "",
+    text += fmt::format("{}{} tensors are unknown here, e.g. {}", missing_.empty() ? "" : "; ",
                         num_unknown, fmt::join(unknown, ", "));
   }
   fail(kCorrupt, "{} (does config.json describe this checkpoint?)", text);

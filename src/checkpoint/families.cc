@@ -322,9 +322,11 @@ Model read_model(const JsonPlace& root) {
   moe.top_k = size_of(config, family.top_k_key);
   moe.hidden = size_of(config, family.hidden_key);
   moe.inter = size_of(config, family.inter_key);
-  MOEKIT_CHECK_AS(kCorrupt, moe.top_k <= moe.num_experts,
-                  "{}: {} experts a token (k) exceed the {} experts there are", config.where(),
-                  moe.top_k, moe.num_experts);
+  if (moe.top_k > moe.num_experts) {
+    lookup(config, family.top_k_key)
+        .expected(fmt::format("at most {} experts a token (k), the number of experts there are",
+                              moe.num_experts));
+  }
   if (!family.latent_key.empty()) {
     moe.latent = lookup(config, family.latent_key).int_or(0, kMaxSize, 0);
   }

@@ -42,12 +42,14 @@ int64_t bytes_of_shape(const TensorEntry& entry, const std::string& file) {
   int64_t bits = bits_of(entry.dtype);
   for (const int64_t axis : entry.shape) {
     if (__builtin_mul_overflow(bits, axis, &bits)) {
-      fail(kCorrupt, "{}: tensor {}: shape [{}] of {} does not fit into 64 bits", file, entry.name,
-           fmt::join(entry.shape, ", "), safetensors_name(entry.dtype));
+      fail(kCorrupt,
+           "{}: tensor {}: expected a size that fits into 64 bits, came shape [{}] of {}; {}", file,
+           entry.name, fmt::join(entry.shape, ", "), safetensors_name(entry.dtype), kDamagedFile);
     }
   }
-  MOEKIT_CHECK_AS(kCorrupt, bits % 8 == 0, "{}: tensor {}: {} takes no whole number of bytes", file,
-                  entry.name, describe(entry));
+  MOEKIT_CHECK_AS(kCorrupt, bits % 8 == 0,
+                  "{}: tensor {}: expected a whole number of bytes, came {}; {}", file, entry.name,
+                  describe(entry), kDamagedFile);
   return bits / 8;
 }
 
@@ -62,7 +64,9 @@ class HeaderReader {
     bool has_metadata = false;
     auto member = [&](std::string& key) {
       if (key == "__metadata__") {
-        MOEKIT_CHECK_AS(kCorrupt, !has_metadata, "{}: duplicate key \"__metadata__\"", file_);
+        MOEKIT_CHECK_AS(kCorrupt, !has_metadata,
+                        "{}: expected \"__metadata__\" once, came a duplicate; {}", file_,
+                        kDamagedFile);
         has_metadata = true;
         read_metadata(metadata);
       } else {
@@ -87,8 +91,11 @@ class HeaderReader {
     for (const DTypeName& known : kDTypeNames) {
       if (name == known.name) return known.dtype;
     }
-    fail(kCorrupt, "{}: tensor {}: expected a dtype of safetensors, came {}", file_, tensor,
-         json_quote(name.substr(0, 40)));
+    fail(
+        kCorrupt,
+        "{}: tensor {}: expected a dtype of safetensors, came {}; convert the tensor, or fetch the "
+        "file again",
+        file_, tensor, json_quote(name.substr(0, 40)));
   }
 
   /// A non-negative integer; fractions, signs and overflow are refused by the tensor's name.
@@ -98,8 +105,8 @@ class HeaderReader {
     }
     const JsonNumber n = scanner_.read_number();
     MOEKIT_CHECK_AS(kCorrupt, n.is_integer && n.integer >= 0,
-                    "{}: tensor {}: expected non-negative integers in {}, came {}", file_, tensor,
-                    what, n.real);
+                    "{}: tensor {}: expected non-negative integers in {}, came {}; {}", file_,
+                    tensor, what, n.real, kDamagedFile);
     return n.integer;
   }
 
@@ -107,8 +114,8 @@ class HeaderReader {
     std::vector<int64_t> sizes;
     auto element = [&] {
       MOEKIT_CHECK_AS(kCorrupt, sizes.size() < limit,
-                      "{}: tensor {}: expected at most {} numbers in {}, came more", file_, tensor,
-                      limit, what);
+                      "{}: tensor {}: expected at most {} numbers in {}, came more; {}", file_,
+                      tensor, limit, what, kDamagedFile);
       sizes.push_back(read_size(tensor, what));
     };
     scanner_.read_array(element);
@@ -121,8 +128,9 @@ class HeaderReader {
     std::vector<int64_t> offsets;
     unsigned seen = 0;
     auto once = [&](unsigned bit, const char* key) {
-      MOEKIT_CHECK_AS(kCorrupt, (seen & bit) == 0, "{}: tensor {}: duplicate key \"{}\"", file_,
-                      entry.name, key);
+      MOEKIT_CHECK_AS(kCorrupt, (seen & bit) == 0,
+                      "{}: tensor {}: expected \"{}\" once, came a duplicate; {}", file_,
+                      entry.name, key, kDamagedFile);
       seen |= bit;
     };
     auto member = [&](std::string& key) {
@@ -136,24 +144,25 @@ class HeaderReader {
         once(4, "data_offsets");
         offsets = read_sizes(entry.name, "data_offsets", 2);
       } else {
-        fail(kCorrupt, "{}: tensor {}: expected dtype, shape and data_offsets, came key {}", file_,
-             entry.name, json_quote(key.substr(0, 40)));
+        fail(kCorrupt, "{}: tensor {}: expected dtype, shape and data_offsets, came key {}; {}",
+             file_, entry.name, json_quote(key.substr(0, 40)), kDamagedFile);
       }
     };
     scanner_.read_object(member);
     MOEKIT_CHECK_AS(kCorrupt, seen == 7 && offsets.size() == 2,
-                    "{}: tensor {}: expected dtype, shape and two data_offsets, came less", file_,
-                    entry.name);
+                    "{}: tensor {}: expected dtype, shape and two data_offsets, came less; {}",
+                    file_, entry.name, kDamagedFile);
     entry.begin = offsets[0];
     entry.end = offsets[1];
-    MOEKIT_CHECK_AS(kCorrupt, entry.begin <= entry.end && entry.end <= data_bytes_,
-                    "{}: tensor {}: expected data_offsets inside the {} bytes of data (is the file "
-                    "truncated?), came [{}, {}]",
-                    file_, entry.name, data_bytes_, entry.begin, entry.end);
+    MOEKIT_CHECK_AS(
+        kCorrupt, entry.begin <= entry.end && entry.end <= data_bytes_,
+        "{}: tensor {}: expected data_offsets inside the {} bytes of data, came [{}, {}]; {}",
+        file_, entry.name, data_bytes_, entry.begin, entry.end, kDamagedFile);
     const int64_t bytes = bytes_of_shape(entry, file_);
     MOEKIT_CHECK_AS(kCorrupt, entry.bytes() == bytes,
-                    "{}: tensor {}: {} needs {} bytes, data_offsets [{}, {}] give {}", file_,
-                    entry.name, describe(entry), bytes, entry.begin, entry.end, entry.bytes());
+                    "{}: tensor {}: expected {} bytes for {}, came {} by data_offsets [{}, {}]; {}",
+                    file_, entry.name, bytes, describe(entry), entry.bytes(), entry.begin,
+                    entry.end, kDamagedFile);
     return entry;
   }
 
@@ -184,9 +193,8 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& 
 
 void SafetensorsFile::parse() {
   const int64_t size = map_.size();
-  MOEKIT_CHECK_AS(kCorrupt, size >= 8,
-                  "{}: expected a safetensors file, came only {} bytes (an interrupted download?)",
-                  path(), size);
+  MOEKIT_CHECK_AS(kCorrupt, size >= 8, "{}: expected a safetensors file, came only {} bytes; {}",
+                  path(), size, kDamagedFile);
   MOEKIT_CHECK_AS(kCorrupt, std::memcmp(map_.data(), "version ", 8) != 0,
                   "{}: expected a safetensors file, came the pointer of Git LFS to one; fetch it "
                   "with `git lfs pull`",
@@ -195,23 +203,27 @@ void SafetensorsFile::parse() {
   for (int i = 7; i >= 0; --i) length = (length << 8) | static_cast<uint8_t>(map_.data()[i]);
   MOEKIT_CHECK_AS(kCorrupt, length <= kMaxHeaderBytes,
                   "{}: expected a safetensors header of at most {} bytes, came {} (not a "
-                  "safetensors file?)",
-                  path(), kMaxHeaderBytes, length);
+                  "safetensors file?); {}",
+                  path(), kMaxHeaderBytes, length, kDamagedFile);
   MOEKIT_CHECK_AS(kCorrupt, static_cast<int64_t>(length) <= size - 8,
-                  "{}: expected a header of {} bytes, came a file of {} (truncated?)", path(),
-                  length, size);
+                  "{}: expected a header of {} bytes, came a file of {}; {}", path(), length, size,
+                  kDamagedFile);
   const char* text = reinterpret_cast<const char*>(map_.data()) + 8;
   MOEKIT_CHECK_AS(
       kCorrupt, length >= 2 && text[0] == '{',
-      "{}: expected a safetensors header that starts with '{{' (not a safetensors file?)", path());
+      "{}: expected a safetensors header that starts with '{{', came {} (not a safetensors file?); "
+      "{}",
+      path(), length == 0 ? "none" : fmt::format("byte 0x{:02x}", static_cast<uint8_t>(text[0])),
+      kDamagedFile);
   const int64_t data_start = 8 + static_cast<int64_t>(length);
   HeaderReader reader({text, length}, path(), size - data_start);
   reader.read(entries_, metadata_);
 
   std::ranges::sort(entries_, {}, &TensorEntry::name);
   const auto twin = std::ranges::adjacent_find(entries_, {}, &TensorEntry::name);
-  MOEKIT_CHECK_AS(kCorrupt, twin == entries_.end(), "{}: duplicate tensor name {} in the header",
-                  path(), twin == entries_.end() ? "" : twin->name);
+  MOEKIT_CHECK_AS(kCorrupt, twin == entries_.end(),
+                  "{}: expected each tensor once, came duplicate tensor name {} in the header; {}",
+                  path(), twin == entries_.end() ? "" : twin->name, kDamagedFile);
   check_extents(size - data_start);
   for (TensorEntry& entry : entries_) {
     entry.begin += data_start;
@@ -226,18 +238,23 @@ void SafetensorsFile::check_extents(int64_t data_bytes) const {
   int64_t at = 0;
   const TensorEntry* previous = nullptr;
   for (const TensorEntry* entry : order) {
-    MOEKIT_CHECK_AS(kCorrupt, entry->begin >= at, "{}: tensors {} and {} overlap at byte {}",
-                    path(), previous ? previous->name : "", entry->name, entry->begin);
-    MOEKIT_CHECK_AS(kCorrupt, entry->begin == at,
-                    "{}: bytes [{}, {}) before tensor {} belong to no tensor", path(), at,
-                    entry->begin, entry->name);
+    MOEKIT_CHECK_AS(
+        kCorrupt, entry->begin >= at,
+        "{}: expected tensors that share no byte, came {} and {}, which overlap at byte "
+        "{}; {}",
+        path(), previous ? previous->name : "", entry->name, entry->begin, kDamagedFile);
+    MOEKIT_CHECK_AS(
+        kCorrupt, entry->begin == at,
+        "{}: expected tensors without gaps, came bytes [{}, {}) before tensor {} that belong "
+        "to no tensor; {}",
+        path(), at, entry->begin, entry->name, kDamagedFile);
     at = entry->end;
     previous = entry;
   }
   MOEKIT_CHECK_AS(kCorrupt, at == data_bytes,
                   "{}: expected {} bytes of tensor data, came {}: {} trailing bytes belong to no "
-                  "tensor",
-                  path(), at, data_bytes, data_bytes - at);
+                  "tensor; {}",
+                  path(), at, data_bytes, data_bytes - at, kDamagedFile);
 }
 
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/rank_text.h"
 
 namespace moekit::comm {
 namespace {
@@ -69,8 +70,8 @@ bool all_went_well(const std::vector<Status>& all) {
 void check_all(const std::vector<Status>& all, int num_ranks) {
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].code == 0) continue;
-    fail(static_cast<ErrorCode>(all[i].code), "rank {}: {}", i % static_cast<size_t>(num_ranks),
-         all[i].text);
+    fail(static_cast<ErrorCode>(all[i].code), "{}",
+         rank_text(static_cast<int64_t>(i) % num_ranks, all[i].text));
   }
 }
 

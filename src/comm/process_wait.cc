@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rank_text.h"
 #include "comm/process_engine.h"
 #include "comm/wait_word.h"
 
@@ -75,7 +76,7 @@ void ProcessEngine::give_up(std::string_view why) noexcept {
 }
 
 void ProcessEngine::check() const {
-  if (failed_) fail(code_, "rank {}: {}", rank(), reason_);
+  if (failed_) fail(code_, "{}", rank_text(rank(), reason_));
 }
 
 void ProcessEngine::look_for_the_dead() {

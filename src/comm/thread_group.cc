@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rank_text.h"
 #include "base/thread_pool.h"
 #include "comm/thread_heap.h"
 #include "comm/wait_word.h"
@@ -156,7 +157,7 @@ void ThreadGroup::throw_reason(int rank) {
     reason = reason_;
   }
   drain();
-  fail(code, "rank {}: {}", rank, reason);
+  fail(code, "{}", rank_text(rank, reason));
 }
 
 void ThreadGroup::drain() const noexcept {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/rank_text.h"
 #include "engine/layer_runtime.h"
 
 namespace moekit::engine {
@@ -44,8 +45,8 @@ void agree(comm::Communicator& comm, int64_t layer, const char* phase, Body&& bo
   comm.allgather(&mine, votes.data(), sizeof(Vote), {phase, 0, layer});
   for (size_t r = 0; r < votes.size(); ++r) {
     if (votes[r].code == static_cast<int64_t>(ErrorCode::ok)) continue;
-    fail(static_cast<ErrorCode>(votes[r].code), "rank {}: {}; the old placement stays in force", r,
-         votes[r].text);
+    fail(static_cast<ErrorCode>(votes[r].code), "{}; the old placement stays in force",
+         rank_text(static_cast<int64_t>(r), votes[r].text));
   }
   for (size_t r = 1; r < votes.size(); ++r) {
     MOEKIT_CHECK(votes[r].digest == votes[0].digest,

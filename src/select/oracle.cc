@@ -1,5 +1,7 @@
 #include "select/oracle.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace moekit::select {
@@ -39,6 +41,15 @@ std::vector<Support> own_answers(const Problem& problem, const Members& members)
   return answers;
 }
 
+/// Adds the reasons that are not there yet: one that holds for every prepare member is said once.
+void add_new(Support& to, const Support& from) {
+  for (const Reason& reason : from.reasons()) {
+    const bool known = std::ranges::any_of(
+        to.reasons(), [&](const Reason& other) { return other.text == reason.text; });
+    to.require(known, reason.code, "{}", reason.text);
+  }
+}
+
 std::vector<PairVerdict> judge_pairs(const Problem& problem) {
   const auto prepares = prepare::registry();
   const auto all_experts = experts::registry();
@@ -48,8 +59,8 @@ std::vector<PairVerdict> judge_pairs(const Problem& problem) {
   for (size_t x = 0; x < all_experts.size(); ++x) {
     for (size_t p = 0; p < prepares.size(); ++p) {
       PairVerdict pair{std::string(prepares[p]->name()), std::string(all_experts[x]->name()), {}};
-      pair.support.add(prepare_answers[p]);
-      pair.support.add(experts_answers[x]);
+      add_new(pair.support, prepare_answers[p]);
+      add_new(pair.support, experts_answers[x]);
       // The joint of members that take the problem; others have no traits to speak of.
       if (pair.support.ok()) {
         pair.support.add(negotiate(problem, *prepares[p], *all_experts[x]).support);
@@ -87,7 +98,7 @@ Selection select(const Problem& problem, const Preference& preference) {
       Agreement agreement = negotiate(problem, *prepares[p], *all_experts[x]);
       agreed = agreement.support.ok();
       if (agreed && !selection.choice) selection.choice = agreement.choice;
-      joints.add(agreement.support);
+      add_new(joints, agreement.support);
     }
     if (experts_verdict.support.ok() && !agreed) {
       joints.require(!joints.ok(), ReasonCode::not_requested,
@@ -99,7 +110,7 @@ Selection select(const Problem& problem, const Preference& preference) {
 }
 
 std::string describe(const Selection& selection) {
-  std::string text;
+  std::vector<Refusal> refusals;
   for (const Verdict& verdict : selection.verdicts) {
     if (verdict.support.ok()) continue;
     std::string reasons;
@@ -108,8 +119,25 @@ std::string describe(const Selection& selection) {
       reasons += (reasons.empty() ? "" : "; ") + reason.text;
     }
     if (reasons.empty()) continue;
-    text += fmt::format("{}{} ({}): {}", text.empty() ? "" : " | ", verdict.name, verdict.kind,
-                        reasons);
+    refusals.push_back({verdict.name, verdict.kind, reasons});
+  }
+  return join_refusals(refusals);
+}
+
+std::string join_refusals(const std::vector<Refusal>& refusals) {
+  std::string text;
+  for (size_t i = 0; i < refusals.size(); ++i) {
+    const auto alike = [&](const Refusal& other) {
+      return other.kind == refusals[i].kind && other.reasons == refusals[i].reasons;
+    };
+    const auto here = refusals.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::find_if(refusals.begin(), here, alike) != here) continue;  // said with that one
+    std::string names;
+    for (auto it = here; it != refusals.end(); ++it) {
+      if (alike(*it)) names += (names.empty() ? "" : ", ") + it->name;
+    }
+    text += fmt::format("{}{} ({}): {}", text.empty() ? "" : " | ", names, refusals[i].kind,
+                        refusals[i].reasons);
   }
   return text;
 }

@@ -65,7 +65,17 @@ struct Agreement {
 Agreement negotiate(const Problem& problem, const prepare::PrepareFinalize& prepare,
                     const experts::Experts& experts);
 
-/// A line per refused member: "cpu (experts): reason; reason". For error messages.
+/// What the members that refuse say, as join_refusals writes it. For error messages.
 std::string describe(const Selection& selection);
+
+/// A member that refuses, and its reasons with "; " between them.
+struct Refusal {
+  std::string name;
+  std::string kind;  ///< "prepare" or "experts"
+  std::string reasons;
+};
+/// "cpu, cpu_batched (experts): reason; reason | ref (experts): reason": members of one kind with
+/// the same reasons stand together, where the first of them stood.
+std::string join_refusals(const std::vector<Refusal>& refusals);
 
 }  // namespace moekit::select

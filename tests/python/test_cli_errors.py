@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 
@@ -31,6 +32,9 @@ USAGE = {
     "no ranks": ["run", "--model", MODEL, "--ranks", "0"],
     "too many ranks": ["run", "--model", MODEL, "--ranks", "1025"],
     "more nodes than ranks": ["run", "--model", MODEL, "--ranks", "2", "--nodes", "3"],
+    "no nodes": ["run", "--model", MODEL, "--ranks", "2", "--nodes", "0"],
+    "token ids for a layer of logits": ["run", "--model", MODEL, "--token-ids", "x.npy"],
+    "token ids for layers of logits": ["check", "--model", MODEL, "--all-layers", "--token-ids", "x.npy"],
     "unknown activations": ["run", "--model", MODEL, "--activations", "fp3"],
     "unknown transport": ["run", "--model", MODEL, "--transport", "pigeon"],
     "unknown back-end": ["run", "--model", MODEL, "--backend", "nonsense"],
@@ -101,6 +105,81 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_nothing_covers_is_3(name):
     expect(3, *UNSUPPORTED[name])
+
+
+EMPTY = {
+    "--model": ["run", "--model", ""],
+    "DIR": ["inspect", ""],
+    "--output": ["run", "--model", MODEL, "--output", ""],
+    "--save-placement": ["run", "--model", MODEL, "--save-placement", ""],
+    "--tokens": ["run", "--model", MODEL, "--tokens", ""],
+    "--token-ids": ["run", "--model", MODEL, "--token-ids", ""],
+    "--placement": ["run", "--model", MODEL, "--placement", ""],
+    "--pack-cache": ["run", "--model", MODEL, "--pack-cache", ""],
+    "--backend": ["run", "--model", MODEL, "--backend", ""],
+    "--log": ["inspect", MODEL, "--log", ""],
+    "--trace": ["profile", "--model", MODEL, "--trace", ""],
+    "--golden": ["check", "--model", MODEL, "--random", "3", "--golden", ""],
+    "--html": ["bench", "--problem", "mixtral-8x7b", "--html", ""],
+    "--out": ["quantize", "--model", MODEL, "--scheme", "nvfp4", "--out", ""],
+}
+
+
+@pytest.mark.parametrize("flag", EMPTY)
+def test_an_empty_value_is_no_value(flag):
+    line = expect(2, *EMPTY[flag])
+    assert flag in line and "empty" in line
+
+
+@pytest.mark.parametrize("flag", ["--output", "--save-placement"])
+def test_places_to_write_are_checked_before_the_run(flag, tmp_path):
+    other, name = ("--save-placement", "p.json") if flag == "--output" else ("--output", "out.npy")
+    line = expect(2, "run", "--model", MODEL, other, tmp_path / name, flag, "/nowhere/at/all.npy")
+    assert flag in line and list(tmp_path.iterdir()) == []
+
+
+def test_nodes_and_token_ids_say_what_they_are_for():
+    assert "--nodes" in expect(2, *USAGE["no nodes"])
+    for name in ["token ids for a layer of logits", "token ids for layers of logits"]:
+        line = expect(2, *USAGE[name])
+        assert "--token-ids" in line and "routes by token id" in line
+
+
+def test_a_golden_without_its_rows_asks_for_them(tmp_path):
+    np.save(tmp_path / "golden.npy", tokens())
+    line = expect(2, "check", "--model", MODEL, "--golden", tmp_path / "golden.npy")
+    assert "--golden" in line and "--tokens" in line
+    np.save(tmp_path / "x.npy", tokens(rows=4))
+    line = expect(2, "check", "--model", MODEL, "--tokens", tmp_path / "x.npy", "--golden", tmp_path / "golden.npy")
+    assert "[4, 128]" in line and "--tokens" in line
+
+
+def test_a_reason_is_said_once_a_member():
+    for args in REPEATED.values():
+        explained = json.loads(moekit("explain", *args, "--json").stdout)
+        lists = [c["reasons"] for c in explained["candidates"]] + [p["reasons"] for p in explained["pairs"]]
+        assert any(lists)
+        for reasons in lists:
+            assert len(reasons) == len(set(reasons)), reasons
+
+
+REPEATED = {
+    "a GPU for members of the CPU": ["--model", MODEL, "--device", "cuda", "--arch", "90a"],
+    "rank sums": ["--model", MODEL, "--ranks", "2", "--combine", "rank_sums"],
+    "static scales by expert": ["--model", FIXTURES / "mixtral-modelopt-fp8", "--ranks", "2"],
+    "weight on input": ["--model", FIXTURES / "llama4-modelopt-fp8", "--ranks", "2"],
+}
+
+
+def test_members_that_refuse_alike_share_their_reason():
+    line = expect(3, "run", "--model", MODEL, "--device", "cuda")
+    reason = "runs on the CPU, the plan asks for CUDA device 0"
+    assert 1 <= line.count(reason) <= 3, line  # of prepare, of experts
+
+
+def test_a_rank_is_named_once():
+    line = expect(2, "run", "--model", MODEL, "--random", 64, "--ranks", 2, "--capacity", "refuse:1")
+    assert "rank 0 would get" in line and not re.search(r"(rank \d+)\b.? \1\b", line), line
 
 
 def test_refusals_say_which_part(tmp_path):
@@ -182,7 +261,8 @@ def test_truncated_shard_is_4(model_copy):
 
 def test_more_experts_a_token_than_experts_is_4(model_copy):
     edit_config(model_copy, num_experts_per_tok=9)
-    expect(4, "run", "--model", model_copy)
+    line = expect(4, "run", "--model", model_copy)
+    assert "num_experts_per_tok" in line and "at most 8" in line and "came 9" in line and "correct it" in line
 
 
 def test_unknown_family_is_3(model_copy):
@@ -249,6 +329,15 @@ BAD_ROUTING = {
     "weights of another shape": routing(np.zeros((3, 3), np.int32), np.zeros((3, 2), np.float32)),
     "weights as integers": routing(np.zeros((3, 3), np.int32), np.zeros((3, 3), np.int32)),
 }
+
+
+def test_slots_of_another_shape_are_told_their_own(tmp_path):
+    ids, weights = BAD_ROUTING["too few slots"]
+    np.save(tmp_path / "ids.npy", ids)
+    np.save(tmp_path / "weights.npy", weights)
+    line = expect(2, "run", "--model", MODEL, "--random", 3, "--topk-ids", tmp_path / "ids.npy", "--topk-weights",
+                  tmp_path / "weights.npy")
+    assert "[3, 3]" in line and "experts a token" in line and "width" not in line
 
 
 @pytest.mark.parametrize("name", BAD_ROUTING)
@@ -332,6 +421,7 @@ ABSURD = {
     "experts as text": {"num_experts": "8"},
     "no experts a token": {"num_experts_per_tok": 0},
     "10^18 experts a token": {"num_experts_per_tok": 10**18},
+    "more experts a token than there are": {"num_experts_per_tok": 99},
     "10^18 wide": {"hidden_size": 10**18},
     "another width": {"hidden_size": 64},
     "10^18 inner": {"moe_intermediate_size": 10**18},
@@ -359,7 +449,8 @@ def rewrite_header(path, edit):
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     text = edit(data[8 : 8 + length].decode())
-    path.write_bytes(struct.pack("<Q", len(text)) + text.encode() + data[8 + length :])
+    text = text.encode() if isinstance(text, str) else text
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
 def edit_entry(**changes):
@@ -409,6 +500,56 @@ def test_bad_headers_are_4(model_copy, name):
     expect(4, "run", "--model", model_copy)
 
 
+NO_UTF8 = {"a lone byte": b"\xff", "an overlong form": b"\xc0\x80", "a surrogate": b"\xed\xa0\x80", "half a form": b"\xe2\x82"}
+
+
+@pytest.mark.parametrize("kind", NO_UTF8)
+def test_headers_that_are_no_utf8_are_4(model_copy, kind):
+    def edit(text):
+        return b'{"__metadata__":{"k":"' + NO_UTF8[kind] + b'"},' + text.encode()[1:]
+
+    for shard in model_copy.glob("model-*.safetensors"):
+        rewrite_header(shard, edit)
+    for verb in [["inspect", model_copy], ["run", "--model", model_copy]]:
+        line = expect(4, *verb)
+        assert "byte 22" in line and f"0x{NO_UTF8[kind][0]:02x}" in line and "fetch it again" in line
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", NO_UTF8)
+def test_configs_and_indexes_that_are_no_utf8_are_4(model_copy, kind, file):
+    path = model_copy / file
+    path.write_bytes(path.read_bytes().replace(b"{", b'{"x' + NO_UTF8[kind] + b'":1,', 1))
+    line = expect(4, "inspect", model_copy)
+    assert file in line and "byte 3" in line and f"0x{NO_UTF8[kind][0]:02x}" in line
+
+
+def test_names_from_files_reach_no_terminal_raw(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(FIXTURES / "mixtral-bf16", model)
+    evil = "lm\x1b[31m\x07\x7f\u009b\nhead\u00e9"
+    at = (model / "model.safetensors").stat().st_size
+
+    def add(text, name):
+        header = json.loads(text)
+        end = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+        header[name] = {"dtype": "U8", "shape": [0], "data_offsets": [end, end]}
+        return json.dumps(header)
+
+    rewrite_header(model / "model.safetensors", lambda text: add(text, evil))
+    assert at < (model / "model.safetensors").stat().st_size
+    done = moekit("inspect", model, "--tensors")
+    assert done.returncode == 0
+    assert r"lm\x1b[31m\x07\x7f\xc2\x9b\nhead\u00e9".replace(r"\u00e9", "\u00e9") in done.stdout
+    assert not set(done.stdout) & {"\x1b", "\x07", "\x7f", "\x9b"}
+    names = [t["name"] for t in json.loads(moekit("inspect", model, "--tensors", "--json").stdout)["tensors"]]
+    assert evil in names
+    # The same in an error: a tensor of the block that nothing reads.
+    inside = next(name for name in names if ".experts." in name).rsplit("experts.", 1)[0] + "\x1b[2J"
+    rewrite_header(model / "model.safetensors", lambda text: add(text, inside))
+    assert r"\x1b[2J" in expect(4, "run", "--model", model)
+
+
 def test_flipped_header_bits_never_crash(model_copy):
     shard = sorted(model_copy.glob("model-*.safetensors"))[1]
     whole = shard.read_bytes()
@@ -419,6 +560,6 @@ def test_flipped_header_bits_never_crash(model_copy):
         at = int(rng.integers(0, 8 + length))
         data[at] ^= 1 << int(rng.integers(0, 8))
         shard.write_bytes(bytes(data))
-        done = moekit("run", "--model", model_copy, "--random", 2, errors="replace")
+        done = moekit("run", "--model", model_copy, "--random", 2)
         assert done.returncode in (0, 3, 4), f"byte {at}: {done.returncode} {done.stderr}"
         assert len(done.stderr.splitlines()) == (1 if done.returncode else 0)

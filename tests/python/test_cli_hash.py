@@ -141,6 +141,14 @@ def test_tokens_of_a_file_need_ids(model, hidden):
     assert "--token-ids" in line
 
 
+def test_token_ids_serve_the_hash_layers_among_all(model, hidden, tmp_path):
+    ids = save_ids(tmp_path, np.arange(20) % VOCABULARY)
+    lines = json_lines("check", "--model", model, "--all-layers", "--tokens", hidden, "--token-ids", ids)
+    assert all(line["passed"] for line in lines if line["supported"])
+    line = expect(2, "invalid_argument", "run", "--model", SOURCE, "--tokens", hidden, "--token-ids", ids)
+    assert "--token-ids" in line and "routes by token id" in line
+
+
 BAD_IDS = {
     "too few": (np.zeros(19, np.int64), "[20]"),
     "too many": (np.zeros(21, np.int64), "[20]"),

@@ -53,7 +53,18 @@ struct ConfigFault {
 
 TEST(MalformedConfig, EndsInAnErrorWithTheFigures) {
   const std::vector<ConfigFault> faults = {
-      {"\"num_experts_per_tok\":1", "\"num_experts_per_tok\":3", "corrupt_file", {"3", "2"}},
+      {"\"num_experts_per_tok\":1",
+       "\"num_experts_per_tok\":3",
+       "corrupt_file",
+       {"num_experts_per_tok", "at most 2", "came 3", "correct it"}},
+      {"\"hidden_act\":\"silu\"",
+       "\"hidden_act\":\"s\xff\"",
+       "corrupt_file",
+       {"config.json", "UTF-8", "0xff"}},
+      {"\"model_type\"",
+       "\"\xc0\x80\":1,\"model_type\"",
+       "corrupt_file",
+       {"config.json", "UTF-8", "0xc0"}},
       {"\"num_experts_per_tok\":1",
        "\"num_experts_per_tok\":0",
        "corrupt_file",
@@ -174,6 +185,30 @@ TEST(MalformedBlock, StackedBf16WherePackedBlocksAreExpected) {
   put_text(dir.file("config.json"), text);
   expect_error([&] { load_canonical(dir.path(), 0); }, "corrupt_file",
                {"experts.gate_up_proj_blocks", "missing", "unknown", "experts.down_proj"});
+}
+
+TEST(MalformedBlock, AMissingStackIsOneTensor) {
+  const TempDir dir;
+  std::filesystem::copy(std::string(MOEKIT_FIXTURES) + "/gptoss-bf16", dir.path(),
+                        std::filesystem::copy_options::recursive);
+  std::ifstream in(dir.file("config.json"));
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  text = replaced(text, "\"model_type\"",
+                  "\"quantization_config\":{\"quant_method\":\"mxfp4\"},\"model_type\"");
+  put_text(dir.file("config.json"), text);
+  try {
+    load_canonical(dir.path(), 0);
+    FAIL() << "loaded";
+  } catch (const Error& e) {
+    const std::string message = e.what();
+    EXPECT_NE(message.find("4 expected tensors are missing"), std::string::npos) << message;
+    for (const char* name :
+         {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales"}) {
+      const size_t at = message.find(name);
+      EXPECT_NE(at, std::string::npos) << name << " in " << message;
+      EXPECT_EQ(message.find(name, at + 1), std::string::npos) << name << " twice in " << message;
+    }
+  }
 }
 
 TEST(MalformedBlock, UnknownAndMisshapenTensors) {
@@ -304,6 +339,8 @@ TEST(Shards, MalformedIndexes) {
       {R"({"weight_map":{"a":1}})", "string"},
       {R"({"weight_map":{"a":"x"},"weight_map":{"a":"x"}})", "duplicate"},
       {R"({"weight_map":{"a":"x","a":"y"}})", "duplicate"},
+      {"{\"weight_map\":{\"a\xff\":\"x\"}}", "UTF-8"},
+      {"{\"metadata\":{\"k\":[\"\xed\xa0\x80\"]},\"weight_map\":{\"a\":\"x\"}}", "UTF-8"},
   };
   for (const auto& [index, part] : faults) {
     SCOPED_TRACE(index);

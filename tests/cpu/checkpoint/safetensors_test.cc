@@ -90,6 +90,14 @@ std::vector<Fault> faults() {
        file_of("\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}", 4),
        {"a", "x"}},
       {"metadata_no_text", file_of("\"__metadata__\":{\"k\":1}", 0), {"string"}},
+      {"name_lone_byte", file_of(entry("a\xff", "F32", "[1]", "[0,4]"), 4), {"byte 3", "0xff"}},
+      {"name_overlong", file_of(entry("a\xc0\x80", "F32", "[1]", "[0,4]"), 4), {"UTF-8", "0xc0"}},
+      {"name_surrogate",
+       file_of(entry("a\xed\xa0\x80", "F32", "[1]", "[0,4]"), 4),
+       {"UTF-8", "0xed"}},
+      {"name_cut_short", file_of(entry("a\xe2\x82", "F32", "[1]", "[0,4]"), 4), {"UTF-8", "0xe2"}},
+      {"metadata_lone_byte", file_of("\"__metadata__\":{\"k\":\"\xff\"}", 0), {"UTF-8", "0xff"}},
+      {"metadata_name_lone_byte", file_of("\"__metadata__\":{\"\xff\":\"v\"}", 0), {"UTF-8"}},
       {"deep_nesting", raw_safetensors("{\"a\":" + std::string(100000, '['), ""), {}},
   };
 }
@@ -99,7 +107,17 @@ TEST(Safetensors, EveryFaultIsRefusedByName) {
     SCOPED_TRACE(fault.name);
     const TempDir dir;
     expect_error([&] { open_bytes(dir, fault.bytes); }, "corrupt_file", fault.message);
+    // What was expected, what came and what to do.
+    expect_error([&] { open_bytes(dir, fault.bytes); }, "corrupt_file",
+                 {"expected", "came", "fetch"});
   }
+}
+
+TEST(Safetensors, NamesBeyondAsciiAreKept) {
+  const TempDir dir;
+  const auto file =
+      open_bytes(dir, file_of(entry("\xc3\xa9\xf0\x9f\x98\x80", "F32", "[1]", "[0,4]"), 4));
+  EXPECT_NE(file->find("\xc3\xa9\xf0\x9f\x98\x80"), nullptr);
 }
 
 TEST(Safetensors, EmptyAndScalarTensorsAreLegal) {
