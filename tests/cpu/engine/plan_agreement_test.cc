@@ -186,7 +186,7 @@ const std::vector<Failure>& failures() {
   static const std::vector<Failure> all = {
       {"/no/such/model", [](const PlanOptions& o) { return Layer::open("/no/such/model", 0, o); }},
       {"needs weights", [](const PlanOptions& o) { return Layer::from_canonical(nullptr, o); }},
-      {"top_k",
+      {"must be positive",
        [](const PlanOptions& o) {
          MoeConfig config;
          config.num_experts = 2;
