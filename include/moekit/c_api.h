@@ -35,7 +35,7 @@ extern "C" {
 /* The major number changes when a compiled caller would break, and is the SONAME; the minor one
  * when something is added. */
 #define MOEKIT_ABI_MAJOR 1
-#define MOEKIT_ABI_MINOR 1
+#define MOEKIT_ABI_MINOR 2
 
 /* MOEKIT_ABI_MAJOR << 16 | MOEKIT_ABI_MINOR of the library that is loaded. */
 MOEKIT_C_API uint32_t moekit_abi_version(void);
@@ -301,7 +301,9 @@ MOEKIT_C_API int32_t moekit_group_rank(const moekit_group* group);
  * order of (key, rank). `rank` as in moekit_plan_options. */
 MOEKIT_C_API moekit_status moekit_group_split(const moekit_group* group, int32_t rank,
                                               int32_t color, int32_t key, moekit_group** out);
-/* Fails the group: no peer waits for this rank any longer, each gets MOEKIT_COMM with `reason`. */
+/* Fails the group: no peer waits for this rank any longer, each gets MOEKIT_COMM with `reason`.
+ * Where `reason` has the words of an error that all ranks get alike (plans that differ, a capacity
+ * that refuses), a peer that is still on its way there gets that error. */
 MOEKIT_C_API void moekit_group_abort(const moekit_group* group, int32_t rank, const char* reason);
 
 /* ---- weights in memory ---- */
@@ -353,6 +355,11 @@ MOEKIT_C_API moekit_status moekit_layer_create(const moekit_config* config,
                                                const moekit_layer_tensors* tensors,
                                                const moekit_plan_options* options,
                                                moekit_layer** out);
+/* For a rank that fails before it can call either, where its peers make a layer: they get
+ * MOEKIT_COMM with `reason`, and the group is as good as before. The two functions above do so by
+ * themselves. Collective: waits for the peers, at most for the group's deadline. `rank` as in
+ * moekit_plan_options. */
+MOEKIT_C_API void moekit_layer_refuse(const moekit_group* group, int32_t rank, const char* reason);
 MOEKIT_C_API void moekit_layer_free(moekit_layer* layer);
 
 /* config->struct_size must be set; the rest is filled. */

@@ -31,7 +31,9 @@ struct MOEKIT_API CommunicatorHandle {
   /// the order of (key, rank).
   CommunicatorHandle split(int color, int key) const;
   /// Fails the group, so that no peer waits for this rank any longer: each gets a comm error with
-  /// `reason`. Call it before an application ends after an error of its own.
+  /// `reason`. Call it before an application ends after an error of its own. Where `reason` has the
+  /// words of an error that all ranks get alike (plans that differ, a capacity that refuses), a
+  /// peer that is still on its way there gets that error instead.
   void abort(const std::string& reason) const noexcept;
 };
 

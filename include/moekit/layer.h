@@ -87,6 +87,10 @@ class PendingCall;
 /// throws invalid_argument from everything but assignment and destruction.
 class MOEKIT_API Layer {
  public:
+  // Making a layer is collective over options.comm. Where one rank has no weights or no plan, it
+  // throws its own error and the others get `comm` with its words; where plans differ, all get
+  // invalid_argument. The group is as good as before.
+
   /// Reads decoder layer `layer` (-1: the first MoE layer) of a checkpoint directory, mapped, and
   /// packs this rank's experts.
   static Layer open(const std::string& model_dir, int layer, const PlanOptions& options);

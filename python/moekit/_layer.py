@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _abi, _library
 from ._config import MoEConfig, Plan, number_of
-from ._ranks import Rank
+from ._ranks import Rank, peers_told
 from ._tensors import View, empty_like, is_torch, view
 from .errors import InvalidArgumentError, UnsupportedError, WrongTypeError
 
@@ -303,9 +303,6 @@ class MoELayer:
         top_k: short for ``MoEConfig(top_k=...)``.
         max_tokens: the most tokens of one call. `plan`: see :func:`load_layer`.
         """
-        config = config or MoEConfig()
-        if top_k is not None:
-            config = dataclasses.replace(config, top_k=top_k)
         given = {
             "down": down,
             "gate_up": gate_up,
@@ -324,8 +321,13 @@ class MoELayer:
             "latent_in": latent_in,
             "latent_out": latent_out,
         }
-        weights = _Weights(config, given)
-        c = weights.config_c()
+        with peers_told(plan.get("rank")):
+            config = config or MoEConfig()
+            if top_k is not None:
+                config = dataclasses.replace(config, top_k=top_k)
+            weights = _Weights(config, given)
+            c = weights.config_c()
+            checked = Plan(max_tokens, **plan)
 
         def make(options: Plan, handle: c_void_p) -> int:
             return int(
@@ -335,7 +337,7 @@ class MoELayer:
             )
 
         # `make` keeps the weights alive: the library may read them as long as the layer lives.
-        self._setup(make, Plan(max_tokens, **plan))
+        self._setup(make, checked)
 
     @classmethod
     def _open(cls, path: bytes, layer: int, plan: Plan) -> MoELayer:
@@ -529,13 +531,17 @@ def load_layer(
         capacity ("exact", "refuse", "drop"), capacity_rows, deadline (seconds), num_threads
         (0: the CPUs of the process), checked, pack_cache. They are the flags of ``moekit run``.
     """
-    path = os.fsencode(model_dir)
-    number = -1 if layer is None else layer
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise WrongTypeError(f"layer must be an integer or None, got {layer!r}")
-    if layer is not None and layer < 0:
-        raise InvalidArgumentError(f"layer is {layer}, expected 0 or more, or None for the first")
-    return MoELayer._open(path, number, Plan(max_tokens, rank=rank, **plan))
+    with peers_told(rank):
+        path = os.fsencode(model_dir)
+        number = -1 if layer is None else layer
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise WrongTypeError(f"layer must be an integer or None, got {layer!r}")
+        if layer is not None and layer < 0:
+            raise InvalidArgumentError(
+                f"layer is {layer}, expected 0 or more, or None for the first"
+            )
+        checked = Plan(max_tokens, rank=rank, **plan)
+    return MoELayer._open(path, number, checked)
 
 
 def inspect(model_dir: str | os.PathLike[str], *, tensors: bool = False) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def _declare(lib: ctypes.CDLL) -> None:
                 handle,
             ],
         ),
+        ("moekit_layer_refuse", None, [c_void_p, c_int32, c_char_p]),
         ("moekit_layer_free", None, [c_void_p]),
         ("moekit_layer_config", status, [c_void_p, POINTER(_abi.Config)]),
         ("moekit_layer_explain", status, [c_void_p, handle]),

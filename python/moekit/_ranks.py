@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -47,6 +48,23 @@ class Rank:
                 "child; make them after fork()"
             )
         return self._group.handle
+
+
+@contextlib.contextmanager
+def peers_told(rank: Any) -> Iterator[None]:
+    """Around what a rank does before the library makes its layer: where it fails here, the ranks
+    that make the layer with it get its words instead of waiting for it."""
+    try:
+        yield
+    except Exception as error:
+        refuse = getattr(_library.lib, "moekit_layer_refuse", None)  # an older library has none
+        if (
+            refuse is not None
+            and isinstance(rank, Rank)
+            and rank._group.generation == _library.generation
+        ):
+            refuse(rank._group.handle, rank.index, str(error).encode(errors="replace"))
+        raise
 
 
 class ThreadRanks:

@@ -14,6 +14,7 @@
 
 #include "api/c_convert.h"
 #include "api/c_guard.h"
+#include "engine/plan_agreement.h"
 #include "moekit/moekit.h"
 #include "moekit/version.h"
 
@@ -90,6 +91,28 @@ moekit::PlanOptions plan_options(const moekit_plan_options* given, LayerState* s
     options.allocator = state->allocator.get();
   }
   return options;
+}
+
+/// The end that the options name; none where they can't be read.
+moekit::CommunicatorHandle end_of(const moekit_plan_options* given) noexcept {
+  try {
+    const moekit_plan_options o =
+        c::read_struct(given, c::default_plan_options(), "moekit_plan_options");
+    if (o.group != nullptr) return o.group->end(o.rank);
+  } catch (...) {  // the caller has an error of its own to tell
+  }
+  return {};
+}
+
+/// Takes the arguments of a new layer. A rank whose arguments are wrong says so to those that make
+/// the layer with it.
+template <typename Read>
+void or_tell_peers(const moekit_plan_options* options, Read&& read) {
+  try {
+    read();
+  } catch (...) {
+    moekit::engine::refuse_layer(end_of(options).impl.get(), std::current_exception());
+  }
 }
 
 std::chrono::nanoseconds deadline_of(int64_t deadline_ns) {
@@ -221,10 +244,13 @@ void moekit_group_free(moekit_group* group) { delete group; }
 moekit_status moekit_layer_open(const char* model_dir, int32_t layer,
                                 const moekit_plan_options* options, moekit_layer** out) {
   return guarded([&] {
-    required(out, "out") = nullptr;
-    required(model_dir, "model_dir");
     auto state = std::make_shared<LayerState>();
-    const moekit::PlanOptions plan = plan_options(options, state.get());
+    moekit::PlanOptions plan;
+    or_tell_peers(options, [&] {
+      required(out, "out") = nullptr;
+      required(model_dir, "model_dir");
+      plan = plan_options(options, state.get());
+    });
     make_layer(out, state, moekit::Layer::open(model_dir, layer, plan));
   });
 }
@@ -232,14 +258,27 @@ moekit_status moekit_layer_open(const char* model_dir, int32_t layer,
 moekit_status moekit_layer_create(const moekit_config* config, const moekit_layer_tensors* tensors,
                                   const moekit_plan_options* options, moekit_layer** out) {
   return guarded([&] {
-    required(out, "out") = nullptr;
-    const moekit::MoeConfig cpp_config =
-        c::from_c(c::read_struct(config, c::default_config(), "moekit_config"));
-    const moekit::LayerTensors cpp_tensors = c::from_c(
-        c::read_struct(tensors, moekit_layer_tensors{}, "moekit_layer_tensors"), cpp_config);
     auto state = std::make_shared<LayerState>();
-    const moekit::PlanOptions plan = plan_options(options, state.get());
+    moekit::MoeConfig cpp_config;
+    moekit::LayerTensors cpp_tensors;
+    moekit::PlanOptions plan;
+    or_tell_peers(options, [&] {
+      required(out, "out") = nullptr;
+      cpp_config = c::from_c(c::read_struct(config, c::default_config(), "moekit_config"));
+      cpp_tensors = c::from_c(
+          c::read_struct(tensors, moekit_layer_tensors{}, "moekit_layer_tensors"), cpp_config);
+      plan = plan_options(options, state.get());
+    });
     make_layer(out, state, moekit::Layer::create(cpp_config, cpp_tensors, plan));
+  });
+}
+
+void moekit_layer_refuse(const moekit_group* group, int32_t rank, const char* reason) {
+  guarded([&] {
+    const moekit::CommunicatorHandle end = required(group, "group").end(rank);
+    const char* words = reason == nullptr ? "no reason given" : reason;
+    moekit::engine::refuse_layer(
+        end.impl.get(), std::make_exception_ptr(moekit::Error(ErrorCode::invalid_argument, words)));
   });
 }
 

@@ -1,10 +1,13 @@
 // moekit::Layer, PendingCall and Workspace over engine::LayerRuntime.
 #include <atomic>
+#include <exception>
+#include <optional>
 #include <thread>
 
 #include "api/memory_layer.h"
 #include "base/check.h"
 #include "engine/layer_runtime.h"
+#include "engine/plan_agreement.h"
 #include "moekit/checkpoint.h"
 #include "moekit/layer.h"
 
@@ -78,9 +81,16 @@ int64_t Workspace::bytes() const {
 
 struct Layer::Impl {
   Impl(std::shared_ptr<const CanonicalLayer> canonical, const PlanOptions& options)
-      : runtime(std::move(canonical), options), own(runtime) {}
+      : runtime(std::move(canonical), options) {
+    try {
+      own.emplace(runtime);
+    } catch (const std::exception& error) {
+      runtime.abort(error.what());  // peers have made the layer and would wait for its first call
+      throw;
+    }
+  }
   engine::LayerRuntime runtime;
-  Workspace::Impl own;  ///< of calls that bring none
+  std::optional<Workspace::Impl> own;  ///< of calls that bring none
 };
 
 namespace {
@@ -99,18 +109,37 @@ Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 Layer::~Layer() = default;
 
+namespace {
+
+/// What `load` returns; a rank that has no weights says so to those that make the layer with it.
+template <typename Load>
+std::shared_ptr<const CanonicalLayer> weights_or_tell(const PlanOptions& options, Load&& load) {
+  try {
+    std::shared_ptr<const CanonicalLayer> canonical = load();
+    MOEKIT_CHECK(canonical != nullptr, "a layer needs weights, got null");
+    return canonical;
+  } catch (...) {
+    engine::refuse_layer(options.comm.impl.get(), std::current_exception());
+  }
+}
+
+}  // namespace
+
 Layer Layer::open(const std::string& model_dir, int layer, const PlanOptions& options) {
-  return from_canonical(load_canonical(model_dir, layer), options);
+  auto canonical = weights_or_tell(options, [&] { return load_canonical(model_dir, layer); });
+  return Layer(std::make_unique<Impl>(std::move(canonical), options));
 }
 
 Layer Layer::create(const MoeConfig& config, const LayerTensors& tensors,
                     const PlanOptions& options) {
-  return from_canonical(api::layer_from_tensors(config, tensors), options);
+  auto canonical =
+      weights_or_tell(options, [&] { return api::layer_from_tensors(config, tensors); });
+  return Layer(std::make_unique<Impl>(std::move(canonical), options));
 }
 
 Layer Layer::from_canonical(std::shared_ptr<const CanonicalLayer> canonical,
                             const PlanOptions& options) {
-  MOEKIT_CHECK(canonical != nullptr, "a layer needs weights, got null");
+  canonical = weights_or_tell(options, [&] { return canonical; });
   return Layer(std::make_unique<Impl>(std::move(canonical), options));
 }
 
@@ -157,7 +186,7 @@ PendingCall Layer::dispatch(const LayerArgs& args, StreamHandle stream,
   const engine::LayerRuntime& runtime = live(impl_).runtime;
   MOEKIT_CHECK(stream == nullptr || runtime.on_device(),
                "the plan runs on the CPU: pass no stream");
-  Workspace::Impl* space = workspace != nullptr ? workspace->impl_.get() : &impl_->own;
+  Workspace::Impl* space = workspace != nullptr ? workspace->impl_.get() : &*impl_->own;
   MOEKIT_CHECK(space->layer == &runtime, "the workspace was made by another layer");
   PendingCall::Impl& call = space->pending;
   call.acquire(runtime.gate());

@@ -13,6 +13,7 @@
 #include "base/rank_text.h"
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
+#include "engine/plan_agreement.h"
 #include "moekit/communicator.h"
 #include "moekit/tools.h"
 
@@ -90,6 +91,16 @@ std::vector<std::exception_ptr> on_ranks(ThreadPool& team, Body&& body) {
   return errors;
 }
 
+void check_ranks(const PlanOptions& options, int num_ranks, int64_t total_tokens) {
+  MOEKIT_CHECK(num_ranks >= 1 && num_ranks <= 1024, "ranks: expected 1 to 1024, got {}", num_ranks);
+  MOEKIT_CHECK(total_tokens >= 0, "tokens: expected 0 or more, got {}", total_tokens);
+  MOEKIT_CHECK(options.tp >= 1 && num_ranks % options.tp == 0,
+               "tensor parallelism: {} ranks are no multiple of tp = {}", num_ranks, options.tp);
+  MOEKIT_CHECK(options.comm.impl == nullptr || options.comm.size() == num_ranks,
+               "a layer of {} ranks needs a group of as many, got one of {}", num_ranks,
+               options.comm.size());
+}
+
 }  // namespace
 
 struct RankedLayer::Impl {
@@ -122,15 +133,16 @@ struct RankedLayer::Impl {
 RankedLayer::RankedLayer(const LayerSource& source, const PlanOptions& options, int num_ranks,
                          int64_t total_tokens)
     : impl_(std::make_unique<Impl>()) {
-  MOEKIT_CHECK(num_ranks >= 1 && num_ranks <= 1024, "ranks: expected 1 to 1024, got {}", num_ranks);
-  MOEKIT_CHECK(total_tokens >= 0, "tokens: expected 0 or more, got {}", total_tokens);
+  try {
+    check_ranks(options, num_ranks, total_tokens);
+  } catch (...) {
+    engine::refuse_layer(options.comm.impl.get(), std::current_exception());
+  }
   impl_->config = source.config;
   impl_->num_ranks = num_ranks;
   impl_->capacity = total_tokens;
   impl_->microbatches.resize(static_cast<size_t>(num_ranks));
   PlanOptions shared = options;
-  MOEKIT_CHECK(options.tp >= 1 && num_ranks % options.tp == 0,
-               "tensor parallelism: {} ranks are no multiple of tp = {}", num_ranks, options.tp);
   impl_->tp = options.tp;
   impl_->copies.resize(static_cast<size_t>(num_ranks));
   shared.max_tokens = std::max<int64_t>(1, ceil_div(total_tokens, impl_->num_shares()));
@@ -162,9 +174,6 @@ void RankedLayer::Impl::make_here(const LayerSource& source, const PlanOptions& 
 
 void RankedLayer::Impl::make_one(const LayerSource& source, PlanOptions options) {
   group = options.comm;
-  MOEKIT_CHECK(group.size() == num_ranks,
-               "a layer of {} ranks needs a group of as many, got one of {}", num_ranks,
-               group.size());
   if (options.num_threads == 0) {
     // Nodes that are faked share one host.
     int neighbours = 0;

@@ -6,12 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "moekit/error.h"
 
 namespace moekit::comm {
 
@@ -95,6 +98,10 @@ class Communicator {
 
   /// Fails the group with `reason`, so that peers stop waiting for this rank. Not collective.
   virtual void abort(std::string_view reason) noexcept = 0;
+  /// This rank throws `error` because of what all ranks see in an exchange, so that all throw the
+  /// same. Should it then abort() in these words, peers that are still inside that exchange get the
+  /// error itself, its code included, and not that this rank gave up. Not collective.
+  virtual void note_refusal(const Error& error) noexcept;
 
   virtual std::chrono::nanoseconds deadline() const = 0;
 
@@ -106,8 +113,14 @@ class Communicator {
   static constexpr int kMaxInFlight = 40;
   static constexpr int kMaxRanks = 1024;
 
+ protected:
+  /// The refusal that was noted last, where `reason` has its words.
+  std::optional<Error> refusal_in(std::string_view reason) const noexcept;
+
  private:
   int64_t num_layers_ = 0;
+  mutable std::mutex refusal_mutex_;  // abort() may come from another thread
+  std::optional<Error> refusal_;
 };
 
 /// Ranks as threads of one process. Each rank's thread takes the end make_thread_group()[rank].

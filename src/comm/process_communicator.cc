@@ -97,7 +97,13 @@ class ProcessCommunicator final : public Communicator {
     return make_process_communicator(assemble_group(part, plan));
   }
 
-  void abort(std::string_view reason) noexcept override { engine_->give_up(reason); }
+  void abort(std::string_view reason) noexcept override {
+    if (const std::optional<Error> refusal = refusal_in(reason)) {
+      engine_->refuse(*refusal);
+    } else {
+      engine_->give_up(reason);
+    }
+  }
 
  private:
   Rendezvous rendezvous(CallSite site) {

@@ -65,6 +65,8 @@ class ProcessEngine {
   void fail_group(ErrorCode code, std::string reason) noexcept;
   /// Fails the group: this rank goes no further, where it is now.
   void give_up(std::string_view why) noexcept;
+  /// Fails the group with an error that all ranks get alike.
+  void refuse(const Error& error) noexcept;
   /// Throws the reason when the group has failed.
   void check() const;
   bool failed() const { return failed_ || (group_.island && group_.island->failed()); }

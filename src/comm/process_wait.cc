@@ -75,6 +75,14 @@ void ProcessEngine::give_up(std::string_view why) noexcept {
   }
 }
 
+void ProcessEngine::refuse(const Error& error) noexcept {
+  try {
+    fail_group(error.code(), error.what());
+  } catch (...) {  // no memory for the words: the code must still reach the peers
+    fail_group(error.code(), std::string());
+  }
+}
+
 void ProcessEngine::check() const {
   if (failed_) fail(code_, "{}", rank_text(rank(), reason_));
 }

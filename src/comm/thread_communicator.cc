@@ -129,8 +129,12 @@ class ThreadCommunicator final : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     try {
-      group_->poison(ErrorCode::comm, fmt::format("rank {} gave up: {} ({})", rank_, reason,
-                                                  group_->last_seen(rank_)));
+      if (const std::optional<Error> refusal = refusal_in(reason)) {
+        group_->poison(refusal->code(), refusal->what());
+      } else {
+        group_->poison(ErrorCode::comm, fmt::format("rank {} gave up: {} ({})", rank_, reason,
+                                                    group_->last_seen(rank_)));
+      }
     } catch (...) {  // no memory for the words: the failure itself must still reach the peers
       group_->poison(ErrorCode::comm, std::string());
     }

@@ -86,8 +86,9 @@ void ThreadGroup::wait(int64_t operation, int rank, uint32_t meeting) {
   const auto until = std::chrono::steady_clock::now() + deadline_;
   for (;;) {
     const uint32_t now = word.load(std::memory_order_acquire);
-    if (now & kFailed) throw_reason(rank);
+    // A meeting that is over has held, even where a rank that has left it failed the group since.
     if (meeting_of(now) != meeting) return;
+    if (now & kFailed) throw_reason(rank);
     if (std::chrono::steady_clock::now() >= until) {
       expire(operation, rank, meeting);
       continue;

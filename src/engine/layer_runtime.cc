@@ -17,16 +17,6 @@ namespace {
 constexpr int64_t kPartBytes = int64_t{16} << 20;
 constexpr int64_t kMostParts = 32;
 
-/// The largest capacity among the ranks: each rank's buffers must hold what any other may send.
-int64_t common_capacity(const PlanOptions& options, int64_t layer) {
-  comm::Communicator* comm = options.comm.impl.get();
-  if (comm == nullptr || comm->size() == 1) return options.max_tokens;
-  std::vector<int64_t> all(static_cast<size_t>(comm->size()));
-  comm->allgather(&options.max_tokens, all.data(), sizeof(int64_t),
-                  {"plan: token capacity", 0, layer});
-  return *std::max_element(all.begin(), all.end());
-}
-
 Buffer widen(const StoredVector& v, Allocator* allocator) {
   Buffer buffer(v.size * static_cast<int64_t>(sizeof(float)), allocator);
   for (int64_t i = 0; i < v.size; ++i) buffer.as<float>()[i] = quant::element(v, i);
@@ -65,7 +55,7 @@ LayerRuntime::LayerRuntime(std::shared_ptr<const CanonicalLayer> canonical,
     : canonical_(std::move(canonical)), options_(options) {
   if (options_.comm.impl == nullptr) options_.comm.impl = comm::make_self();
   number_ = options_.comm.impl->number_layer();
-  options_.max_tokens = common_capacity(options, number_);
+  options_.max_tokens = agree_on_capacity(*options_.comm.impl, number_, options.max_tokens);
   make_plan_together();
   tp_ = TensorParallel(options_.comm.impl, options_.tp);
   or_abort(FaultsOf::this_rank, [&] { pack(); });
@@ -174,13 +164,21 @@ void LayerRuntime::or_abort(FaultsOf faults, Body&& body) const {
     body();
   } catch (const Error& error) {
     // What all ranks refuse alike leaves their groups as they were.
-    if (faults == FaultsOf::this_rank || error.code() != ErrorCode::invalid_argument)
+    if (faults == FaultsOf::this_rank || error.code() != ErrorCode::invalid_argument) {
       end_waits(error);
+    } else {
+      note_refusal(error);
+    }
     throw;
   } catch (const std::exception& error) {
     end_waits(error);
     throw;
   }
+}
+
+void LayerRuntime::note_refusal(const Error& error) const noexcept {
+  // With slices the ranks meet in groups that nobody else holds an end of.
+  if (!tp_.on()) options_.comm.impl->note_refusal(error);
 }
 
 template <typename Step>
@@ -190,6 +188,8 @@ void LayerRuntime::in_groups(Step&& step) const {
   } catch (const Error& error) {
     const bool lost = error.code() == ErrorCode::comm || error.code() == ErrorCode::timeout;
     if (lost && tp_.on()) abort(error.what());
+    // A rank that fails alone has failed its group before.
+    if (error.code() == ErrorCode::invalid_argument) note_refusal(error);
     throw;
   }
 }

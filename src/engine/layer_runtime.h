@@ -94,6 +94,8 @@ class LayerRuntime {
   /// A rank that fails alone fails its groups: peers would wait for its rows.
   template <typename Body>
   void or_abort(FaultsOf faults, Body&& body) const;
+  /// Of an error that all ranks throw alike in a call: comm::Communicator::note_refusal.
+  void note_refusal(const Error& error) const noexcept;
   void set_up(CallState& state, const LayerArgs& args) const;
   /// T, where the plan takes so many tokens.
   int64_t check_tokens(const TensorView& hidden) const;

@@ -117,6 +117,25 @@ uint64_t hash_of(std::span<const PlanField> fields) {
 
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
+int64_t agree_on_capacity(comm::Communicator& comm, int64_t layer, int64_t max_tokens) {
+  if (comm.size() == 1) return max_tokens;
+  std::vector<int64_t> all(static_cast<size_t>(comm.size()));
+  comm.allgather(&max_tokens, all.data(), sizeof(int64_t), {"plan: token capacity", 0, layer});
+  return *std::max_element(all.begin(), all.end());
+}
+
+void refuse_layer(comm::Communicator* comm, std::exception_ptr failure) {
+  if (comm != nullptr && comm->size() > 1) {
+    try {
+      const int64_t layer = comm->number_layer();
+      agree_on_capacity(*comm, layer, 0);
+      agree_on_plan(*comm, layer, {}, failure);
+    } catch (...) {  // `failure` itself, or what came of an exchange that it is the cause of
+    }
+  }
+  std::rethrow_exception(failure);
+}
+
 void agree_on_plan(comm::Communicator& comm, int64_t layer, std::span<const PlanField> fields,
                    std::exception_ptr failure) {
   if (comm.size() == 1) {
@@ -139,12 +158,17 @@ void agree_on_plan(comm::Communicator& comm, int64_t layer, std::span<const Plan
     throw;
   }
   if (failure) std::rethrow_exception(failure);
-  for (size_t r = 0; r < cards.size(); ++r) {
-    MOEKIT_CHECK_AS(ErrorCode::comm, cards[r].failed == 0, "rank {} could not make its plan: {}", r,
-                    texts[r]);
+  try {
+    for (size_t r = 0; r < cards.size(); ++r) {
+      MOEKIT_CHECK_AS(ErrorCode::comm, cards[r].failed == 0, "rank {} could not make its plan: {}",
+                      r, texts[r]);
+    }
+    compare(texts);
+    fail(ErrorCode::internal, "the hashes of plans differ, their fields do not");
+  } catch (const Error& error) {
+    comm.note_refusal(error);  // every rank has the same texts
+    throw;
   }
-  compare(texts);
-  fail(ErrorCode::internal, "the hashes of plans differ, their fields do not");
 }
 
 }  // namespace moekit::engine

@@ -33,11 +33,21 @@ void add_sliced_parts(const MoeConfig& whole, std::vector<PlanField>& fields);
 uint64_t hash_of(std::span<const PlanField> fields);
 std::string hash_text(uint64_t hash);  ///< 16 hex digits
 
-/// Collective. Returns when all ranks have the same fields. Throws invalid_argument on all ranks
-/// where two differ, naming the first field that does, both ranks and both values. `layer` is the
-/// layer's number in the group. `failure` is why this rank has no plan, or null: it is thrown here,
-/// and every other rank gets `comm` with its text. The group stays usable after either.
+/// Collective: the first step of making layer number `layer`. The largest of the ranks'
+/// `max_tokens`: each rank's buffers must hold what any other may send.
+int64_t agree_on_capacity(comm::Communicator& comm, int64_t layer, int64_t max_tokens);
+
+/// Collective, the step after. Returns when all ranks have the same fields. Throws invalid_argument
+/// on all ranks where two differ, naming the first field that does, both ranks and both values.
+/// `layer` is the layer's number in the group. `failure` is why this rank has no plan, or null: it
+/// is thrown here, and every other rank gets `comm` with its text. The group stays usable after
+/// either.
 void agree_on_plan(comm::Communicator& comm, int64_t layer, std::span<const PlanField> fields,
                    std::exception_ptr failure);
+
+/// For a rank that fails before it has weights to plan for: takes its part in both steps, so that
+/// peers that make the layer don't wait for it. Collective, and throws `failure`. `comm` may be
+/// null.
+[[noreturn]] void refuse_layer(comm::Communicator* comm, std::exception_ptr failure);
 
 }  // namespace moekit::engine

@@ -27,6 +27,20 @@ Vote vote_of(ErrorCode code, const char* text) {
   return vote;
 }
 
+void check_votes(const std::vector<Vote>& votes) {
+  for (size_t r = 0; r < votes.size(); ++r) {
+    if (votes[r].code == static_cast<int64_t>(ErrorCode::ok)) continue;
+    fail(static_cast<ErrorCode>(votes[r].code), "{}; the old placement stays in force",
+         rank_text(static_cast<int64_t>(r), votes[r].text));
+  }
+  for (size_t r = 1; r < votes.size(); ++r) {
+    MOEKIT_CHECK(votes[r].digest == votes[0].digest,
+                 "rank {} asks for another placement than rank 0 (digests {:016x} and {:016x}): "
+                 "pass equal placements on all ranks; the old placement stays in force",
+                 r, votes[r].digest, votes[0].digest);
+  }
+}
+
 /// Runs `body`, which returns the rank's digest, and tells all ranks how it went. Throws on all of
 /// them unless it went well everywhere with one digest.
 template <typename Body>
@@ -43,16 +57,11 @@ void agree(comm::Communicator& comm, int64_t layer, const char* phase, Body&& bo
   }
   std::vector<Vote> votes(static_cast<size_t>(comm.size()));
   comm.allgather(&mine, votes.data(), sizeof(Vote), {phase, 0, layer});
-  for (size_t r = 0; r < votes.size(); ++r) {
-    if (votes[r].code == static_cast<int64_t>(ErrorCode::ok)) continue;
-    fail(static_cast<ErrorCode>(votes[r].code), "{}; the old placement stays in force",
-         rank_text(static_cast<int64_t>(r), votes[r].text));
-  }
-  for (size_t r = 1; r < votes.size(); ++r) {
-    MOEKIT_CHECK(votes[r].digest == votes[0].digest,
-                 "rank {} asks for another placement than rank 0 (digests {:016x} and {:016x}): "
-                 "pass equal placements on all ranks; the old placement stays in force",
-                 r, votes[r].digest, votes[0].digest);
+  try {
+    check_votes(votes);
+  } catch (const Error& error) {
+    comm.note_refusal(error);  // every rank has the same votes
+    throw;
   }
 }
 

@@ -117,6 +117,9 @@ class FaultyCommunicator final : public comm::Communicator {
   void abort(std::string_view reason) noexcept override {
     if (inner_ != nullptr) inner_->abort(reason);
   }
+  void note_refusal(const Error& error) noexcept override {
+    if (inner_ != nullptr) inner_->note_refusal(error);
+  }
 
   /// Comes to an operation; suffers what the script says. True where the operation itself is to be
   /// changed.

@@ -230,6 +230,28 @@ def test_a_rank_that_gives_up_is_heard(tmp_path, nodes):
         assert "/nowhere" in launched.stderr[rank]
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("attempt", range(10))
+def test_plans_that_differ_are_refused_on_all_ranks_alike(tmp_path, nodes, attempt):
+    args = ["run", "--model", MODEL, *over_mpi(3, "--nodes", nodes)]
+    launched = mpirun(tmp_path, 3, *args,
+                      RANK2_ARGS=" ".join(map(str, args)) + " --combine-dtype bf16")
+    assert launched.status == ["2", "2", "2"], launched.stderr
+    for rank, text in enumerate(launched.stderr):
+        assert text.startswith(f"moekit: invalid_argument: rank {rank}: the plans of ranks 0 and 2 differ in "
+                               "combine_dtype: rank 0 has f32, rank 2 has bf16"), text
+
+
+@pytest.mark.parametrize("prepare", ["all2all", "push"])
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_full_capacity_is_refused_on_all_ranks_alike(tmp_path, prepare, attempt):
+    launched = mpirun(tmp_path, 3, "run", "--model", MODEL, "--random", 30, "--capacity", "refuse:3",
+                      "--prepare", prepare, *over_mpi(3))
+    assert launched.status == ["2", "2", "2"], launched.stderr
+    for rank, text in enumerate(launched.stderr):
+        assert text.startswith(f"moekit: invalid_argument: rank {rank}: ") and "the policy is to refuse" in text
+
+
 ENDLESS = ["run", "--model", MODEL, "--repeat", 10000000]
 
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -282,6 +283,54 @@ TEST(CApi, ThreadRanksGiveTheBitsOfOneRank) {
   EXPECT_EQ(errors[0], "");
   EXPECT_EQ(errors[1], "");
   EXPECT_EQ(std::memcmp(y.data(), z.data(), y.size() * sizeof(float)), 0);
+}
+
+TEST(CApi, ARankWithoutALayerTellsTheOthers) {
+  moekit_group* group = nullptr;
+  ASSERT_EQ(moekit_group_create(2, 0, 1, &group), MOEKIT_OK) << moekit_last_error();
+  using Make = std::function<moekit_status(moekit_plan_options & options, moekit_layer * *out)>;
+  const std::vector<Make> failing = {
+      [](auto& options, auto** out) {
+        return moekit_layer_open("/no/such/model", -1, &options, out);
+      },
+      [](auto& options, auto** out) { return moekit_layer_open(nullptr, -1, &options, out); },
+      [](auto& options, auto** out) {
+        options.combine = 77;
+        return moekit_layer_open(kModel.c_str(), -1, &options, out);
+      },
+      [](auto& options, auto** out) {
+        return moekit_layer_create(nullptr, nullptr, &options, out);
+      },
+      [](auto& options, auto**) {
+        moekit_layer_refuse(options.group, options.rank, "no file was named");
+        return MOEKIT_INVALID_ARGUMENT;
+      },
+      [](auto& options, auto** out) {  // nothing is wrong
+        return moekit_layer_open(kModel.c_str(), -1, &options, out);
+      }};
+  for (const Make& make : failing) {
+    const bool works = &make == &failing.back();
+    moekit_status status[2];
+    std::string text[2];
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        moekit_plan_options options = options_for(kTokens);
+        options.group = group;
+        options.rank = rank;
+        moekit_layer* mine = nullptr;
+        status[rank] = rank == 1 ? make(options, &mine)
+                                 : moekit_layer_open(kModel.c_str(), -1, &options, &mine);
+        if (status[rank] != MOEKIT_OK) text[rank] = moekit_last_error();
+        moekit_layer_free(mine);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(status[1], works ? MOEKIT_OK : MOEKIT_INVALID_ARGUMENT) << text[1];
+    EXPECT_EQ(status[0], works ? MOEKIT_OK : MOEKIT_COMM) << text[0];
+    EXPECT_EQ(text[0], works ? "" : "rank 1 could not make its plan: " + text[1]);
+  }
+  moekit_group_free(group);
 }
 
 TEST(CApi, LoadDrivesTheNextPlacement) {

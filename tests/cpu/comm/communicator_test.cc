@@ -318,6 +318,41 @@ TEST_P(EveryGroup, AbortReleasesPeersAndNamesTheReason) {
              ErrorCode::comm, {"rank 3 gave up", "row 5 holds expert 99"});
 }
 
+TEST_P(EveryGroup, AnErrorThatAllRanksThrowAlikeKeepsItsCode) {
+  const Error refusal(ErrorCode::invalid_argument, "the plans differ in top_k");
+  auto ends = make(3, seconds(60));
+  // Rank 2 is still on its way when the others give up in the words of the error.
+  expect_all(on_ranks(ends,
+                      [&](Communicator& end) {
+                        if (end.rank() == 2) end.barrier({"plan", 0});
+                        end.note_refusal(refusal);
+                        end.abort("invalid_argument: the plans differ in top_k");
+                        end.barrier({"plan", 0});
+                      }),
+             ErrorCode::invalid_argument, {": the plans differ in top_k"});
+  // Other words are another fault.
+  ends = make(3, seconds(60));
+  expect_all(on_ranks(ends,
+                      [&](Communicator& end) {
+                        end.note_refusal(refusal);
+                        if (end.rank() == 1) end.abort("out of paper");
+                        end.barrier({"plan", 0});
+                      }),
+             ErrorCode::comm, {"rank 1 gave up: out of paper"});
+}
+
+TEST(ThreadGroup, AMeetingThatIsOverHolds) {
+  for (int round = 0; round < 200; ++round) {
+    auto ends = make_thread_group(3, seconds(60));
+    testing::expect_no_error(testing::on_ranks(ends, [](Communicator& end) {
+      int64_t mine = end.rank(), all[3];
+      end.allgather(&mine, all, 8, {"plan", 0});
+      EXPECT_EQ(all[2], 2);
+      end.abort("done");
+    }));
+  }
+}
+
 TEST_P(EveryGroup, LeavingWithAnExchangeInFlightFailsTheGroup) {
   auto ends = make(2, seconds(60));
   {

@@ -277,6 +277,29 @@ TEST(Processes, ARankThatGivesUpSaysWhere) {
   }
 }
 
+TEST(Processes, AnErrorThatAllRanksThrowAlikeKeepsItsCode) {
+  for (int round = 0; round < 10; ++round) {
+    Processes ranks(3);
+    Processes::wait(ranks.start(seconds(60), [](CommunicatorHandle& handle) {
+      Communicator& end = *handle.impl;
+      try {
+        exchange(end, 1);
+        const Error refusal(ErrorCode::invalid_argument, "the plans differ in top_k");
+        end.note_refusal(refusal);
+        throw refusal;
+      } catch (const Error& e) {
+        handle.abort(e.what());
+        throw;
+      }
+    }));
+    for (const int r : {0, 1, 2}) {
+      const std::string text = ranks.verdict(r).text;
+      EXPECT_EQ(ranks.verdict(r).code, static_cast<int>(ErrorCode::invalid_argument)) << text;
+      EXPECT_NE(text.find("the plans differ in top_k"), std::string::npos) << text;
+    }
+  }
+}
+
 TEST(Processes, ARankThatLeavesEarlyIsNamed) {
   Processes ranks(2);
   Processes::wait(ranks.start(milliseconds(300), [](CommunicatorHandle& handle) {

@@ -176,6 +176,119 @@ TEST(PlanAgreement, ARankWithoutAPlanTellsTheOthers) {
   for (const Refusal& refusal : refusals) EXPECT_EQ(refusal.code, ErrorCode::ok) << refusal.text;
 }
 
+/// A way of making a layer that fails before there is anything to plan.
+struct Failure {
+  const char* words;
+  std::function<Layer(const PlanOptions&)> make;
+};
+
+const std::vector<Failure>& failures() {
+  static const std::vector<Failure> all = {
+      {"/no/such/model", [](const PlanOptions& o) { return Layer::open("/no/such/model", 0, o); }},
+      {"needs weights", [](const PlanOptions& o) { return Layer::from_canonical(nullptr, o); }},
+      {"must be positive",
+       [](const PlanOptions& o) {
+         MoeConfig config;
+         config.num_experts = 2;
+         config.top_k = 3;
+         return Layer::create(config, {}, o);
+       }},
+  };
+  return all;
+}
+
+TEST(PlanAgreement, ARankWithoutWeightsTellsTheOthers) {
+  auto ends = make_thread_ranks(3, std::chrono::seconds(60));
+  for (int round = 0; round < 10; ++round) {
+    for (const Failure& failure : failures()) {
+      const auto refusals = on_ranks(3, [&](int r) {
+        Maker mine;
+        mine.options.comm = ends[static_cast<size_t>(r)];
+        if (r == 1) failure.make(mine.options);
+        mine.make(ends[static_cast<size_t>(r)]);
+      });
+      EXPECT_EQ(refusals[1].code, ErrorCode::invalid_argument) << refusals[1].text;
+      EXPECT_EQ(refusals[1].text.find("rank 1"), std::string::npos) << refusals[1].text;
+      for (const int r : {0, 2}) {
+        EXPECT_EQ(refusals[r].code, ErrorCode::comm) << refusals[r].text;
+        EXPECT_EQ(refusals[r].text, "rank 1 could not make its plan: " + refusals[1].text);
+        EXPECT_NE(refusals[r].text.find(failure.words), std::string::npos) << refusals[r].text;
+      }
+    }
+  }
+  // The group is as good as before, also where all ranks fail alike.
+  for (const Failure& failure : failures()) {
+    for (const Refusal& refusal : on_ranks(3, [&](int r) {
+           PlanOptions options;
+           options.comm = ends[static_cast<size_t>(r)];
+           failure.make(options);
+         })) {
+      EXPECT_EQ(refusal.code, ErrorCode::invalid_argument) << refusal.text;
+    }
+  }
+  for (const Refusal& refusal :
+       on_ranks(3, [&](int r) { run_zero_tokens(Maker().make(ends[static_cast<size_t>(r)])); })) {
+    EXPECT_EQ(refusal.code, ErrorCode::ok) << refusal.text;
+  }
+}
+
+/// Runs body(rank); a rank that throws fails its group with the words at once, as a program that
+/// ends does.
+std::vector<Refusal> on_ranks_that_give_up(const std::vector<CommunicatorHandle>& ends,
+                                           const std::function<void(int)>& body) {
+  return on_ranks(static_cast<int>(ends.size()), [&](int r) {
+    try {
+      body(r);
+    } catch (const Error& e) {
+      ends[static_cast<size_t>(r)].abort(std::string(to_string(e.code())) + ": " + e.what());
+      throw;
+    }
+  });
+}
+
+TEST(PlanAgreement, RanksThatGiveUpAtOnceAllHaveTheRefusal) {
+  for (int round = 0; round < 10; ++round) {
+    const auto ends = make_thread_ranks(3, std::chrono::seconds(60));
+    const auto refusals = on_ranks_that_give_up(ends, [&](int r) {
+      Maker mine;
+      if (r == 2) mine.options.combine_dtype = DType::bf16;
+      mine.make(ends[static_cast<size_t>(r)]);
+    });
+    for (const Refusal& refusal : refusals) {
+      EXPECT_EQ(refusal.code, ErrorCode::invalid_argument) << refusal.text;
+      EXPECT_NE(refusal.text.find("the plans of ranks 0 and 2 differ in combine_dtype"),
+                std::string::npos)
+          << refusal.text;
+    }
+  }
+}
+
+TEST(PlanAgreement, RanksThatGiveUpAtOnceAllHaveTheFullCapacity) {
+  const LayerSource source = make_layer(kSpec);
+  const std::vector<float> rows = make_rows(source, 8);
+  for (const char* prepare : {"all2all", "push", "allgather", "low_latency"}) {
+    for (int round = 0; round < 10; ++round) {
+      const auto ends = make_thread_ranks(3, std::chrono::seconds(60));
+      const auto refusals = on_ranks_that_give_up(ends, [&](int r) {
+        Maker mine;
+        mine.options.prepare = prepare;
+        mine.options.capacity = CapacityMode::refuse;
+        mine.options.capacity_rows = 3;
+        const Layer layer = mine.make(ends[static_cast<size_t>(r)]);
+        std::vector<float> in = rows, out(in.size());
+        LayerArgs args;
+        args.hidden = TensorView::contiguous(in.data(), DType::f32, {8, source.config.hidden});
+        args.output = TensorView::contiguous(out.data(), DType::f32, {8, source.config.hidden});
+        layer.run(args);
+      });
+      for (const Refusal& refusal : refusals) {
+        EXPECT_EQ(refusal.code, ErrorCode::invalid_argument) << prepare << ": " << refusal.text;
+        EXPECT_NE(refusal.text.find("policy is to refuse"), std::string::npos) << refusal.text;
+      }
+    }
+  }
+}
+
 TEST(PlanAgreement, TheHashFollowsThePlan) {
   const auto hash = [](const std::function<void(Maker&)>& change) {
     Maker mine;

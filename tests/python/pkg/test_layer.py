@@ -295,6 +295,34 @@ def test_thread_ranks(layer, ranks):
     np.testing.assert_array_equal(np.concatenate(group.run(work)), layer(x))
 
 
+def test_a_rank_without_a_layer_tells_the_others():
+    gate_up, down, router = weights()
+    group = moekit.thread_ranks(3)
+    good = {"gate_up": gate_up, "down": down, "router_weight": router, "top_k": K}
+    failing = [
+        ("gate_up", lambda rank: moekit.MoELayer(down=down, top_k=K, rank=rank)),
+        ("combine", lambda rank: moekit.MoELayer(**good, rank=rank, combine="sideways")),
+        ("layer is -3", lambda rank: moekit.load_layer("/nowhere", -3, rank=rank)),
+        ("/nowhere", lambda rank: moekit.load_layer("/nowhere", rank=rank)),
+    ]
+    for words, fail in failing:
+
+        def work(rank, fail=fail):
+            try:
+                fail(rank) if rank.index == 1 else moekit.MoELayer(**good, rank=rank)
+            except moekit.MoekitError as error:
+                return error
+            return None
+
+        errors = list(group.run(work))
+        assert isinstance(errors[1], moekit.InvalidArgumentError) and words in str(errors[1])
+        for rank in (0, 2):
+            assert str(errors[rank]) == f"rank 1 could not make its plan: {errors[1]}"
+    # The group is as good as before.
+    outputs = list(group.run(lambda rank: moekit.MoELayer(**good, rank=rank, num_threads=1)(rows(3))))
+    assert len(outputs) == 3
+
+
 def test_a_missing_rank_is_a_timeout():
     gate_up, down, router = weights()
     group = moekit.thread_ranks(2, deadline=0.3)
