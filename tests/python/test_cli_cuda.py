@@ -143,7 +143,8 @@ def bench(*flags, problem=BF16, tokens="1,8,64", plugin=FAKE):
 
 
 @needs_fake
-@pytest.mark.parametrize("formats, peak", [("", 780), (",weights=fp8_block,activations=fp8_block", 1400), (",weights=nvfp4", 780)])
+@pytest.mark.parametrize("formats, peak", [("", 780), (",weights=fp8_block,activations=fp8_block", 1400), (",weights=nvfp4", 780),
+                                           (",weights=mxfp8_e5m2", 780)])
 def test_bench_times_graphs(formats, peak):
     """The fake's launch i takes 1000 + i us, its memory gives 1000 GB/s."""
     done = bench("--json", problem=BF16 + formats)
@@ -155,7 +156,7 @@ def test_bench_times_graphs(formats, peak):
         assert calls >= gpu["weight_copies"] >= 2 and gpu["launch_us"] == 3
         assert "router" in gpu["timed"] and "not timed" in gpu["timed"]
         assert p["device"] == "fake GPU" and p["peers"] == [] and p["cold"] and p["routing"] == "uniform"
-        assert p["backend"] == ("cuda_ref" if "nvfp4" in formats else "sm90")
+        assert p["backend"] == ("cuda_ref" if "e5m2" in formats else "sm90")
         assert p["time_us"] == {"median": 1012 / calls, "p5": 1001 / calls, "p95": 1023 / calls, "repeat": 25}
         assert p["probe"]["bandwidth_gbs"] == 1000 and p["probe"]["matrix_tflops"] == peak
         assert "assumed for 90a" in p["probe"]["matrix_source"]
