@@ -66,9 +66,9 @@ __device__ __forceinline__ void multiply_bf16(SharedStorage<K>& shared, RingPosi
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if constexpr (kHalf) {
-        wgmma_bf16_n128(sums.v[0], a, b, 1);
+        wgmma_bf16_n128(sums.v[0], a, b);
       } else {
-        wgmma_bf16_n256(sums.v[0], sums.v[1], a, b, 1);
+        wgmma_bf16_n256(sums.v[0], sums.v[1], a, b);
       }
       a += kDescriptorStepK;
       b += kDescriptorStepK;
