@@ -7,13 +7,14 @@
 
 namespace moekit::kernels {
 
-/// expand_code4() with its shifts to the left as multiplications: those have a pipe of their own
-/// beside the one of shifts and masks, which limits the expansion.
+/// A shift to the left as a multiplication: those have a pipe of their own beside the one of shifts
+/// and masks, which limits the expansion.
 __device__ __forceinline__ uint32_t shift_left(uint32_t word, uint32_t factor) {
   uint32_t result;
   asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(factor));
   return result;
 }
+/// expand_code4() with such shifts.
 __device__ __forceinline__ uint32_t expand_pair4(int pair, uint32_t word) {
   if (pair == 2) return shift_left(word, 64) & kPlainBits4;
   if (pair == 3) return (word >> 6 & kFirstBits4) | (shift_left(word, 4) & kOtherBits4);
@@ -45,17 +46,16 @@ struct StripWords {
   uint4 codes[kPieces];
   uint32_t scales[2];  // of row g and row g + 8: 2 or 4 bytes
 
-  /// `block` in any address space that generic loads reach; strip 0-3. kLoad(p) loads 16 bytes.
-  template <typename Load16>
-  __device__ __forceinline__ void load(const uint8_t* block, int strip, int lane, Load16 load16) {
+  /// From where the strip's codes and its scales begin.
+  __device__ __forceinline__ void load(const uint8_t* strip_codes, const uint8_t* strip_scales,
+                                       int lane) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      codes[i] = load16(block + strip * kStripBytes + i * 512 + lane * 16);
+      codes[i] = *reinterpret_cast<const uint4*>(strip_codes + i * 512 + lane * 16);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint8_t* at =
-          block + 4 * kStripBytes + (strip * kStripRows + h * 8 + lane / 4) * kRowScales;
+      const uint8_t* at = strip_scales + (h * 8 + lane / 4) * kRowScales;
       if constexpr (kRowScales == 4) {
         scales[h] = *reinterpret_cast<const uint32_t*>(at);
       } else {

@@ -26,8 +26,9 @@ __device__ __forceinline__ void fetch_words(const PanelStorage<K>& shared, uint3
   for (int m = 0; m < 2; ++m) {
     const uint8_t* from = shared.weights[stage] +
                           ((group * 2 + m) * kStageBlocks + block) * PanelStorage<K>::kBlockBytes;
-    words[m].load(from, warp, lane,
-                  [](const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); });
+    constexpr PanelFormat kPanel = PanelFormat::of(K.format);
+    words[m].load(from + warp * kPanel.strip_bytes(),
+                  from + kPanel.scale_offset(warp * kStripRows, 0), lane);
   }
 }
 

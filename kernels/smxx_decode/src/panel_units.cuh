@@ -25,21 +25,8 @@ __device__ __forceinline__ void multiply_strip(const uint8_t* slot, int j, int l
                                                const uint4 (&tokens)[2], float (&sums)[4]) {
   using Layout = StepLayout<kFormat>;
   StripWords<kFormat> words;
-#pragma unroll
-  for (int i = 0; i < StripWords<kFormat>::kPieces; ++i) {
-    words.codes[i] =
-        *reinterpret_cast<const uint4*>(slot + j * Layout::kCodeBytes + i * 512 + lane * 16);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint8_t* at = slot + 2 * Layout::kCodeBytes + j * Layout::kScaleBytes +
-                        (h * 8 + lane / 4) * Layout::kPanel.row_scales();
-    if constexpr (Layout::kPanel.row_scales() == 4) {
-      words.scales[h] = *reinterpret_cast<const uint32_t*>(at);
-    } else {
-      words.scales[h] = *reinterpret_cast<const uint16_t*>(at);
-    }
-  }
+  words.load(slot + j * Layout::kCodeBytes, slot + 2 * Layout::kCodeBytes + j * Layout::kScaleBytes,
+             lane);
 #pragma unroll
   for (int step = 0; step < kPanelDepth / 16; ++step) {
     uint32_t a[4];
