@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/copy.cuh"
+#include "kernels/common/live_count.cuh"
 #include "kernels/smxx_decode/api.h"
 #include "kernels/smxx_decode/src/operands.cuh"
 
@@ -24,11 +25,7 @@ struct Chosen {
 
 /// The expert of slot threadIdx.x, -1 where there is none.
 __device__ __forceinline__ int32_t routed_expert(const Args& args) {
-  int32_t tokens = args.num_tokens;
-  if (args.live_tokens != nullptr) {
-    const int32_t live = *args.live_tokens;
-    tokens = live < tokens ? (live < 0 ? 0 : live) : tokens;
-  }
+  const int32_t tokens = live_count(args.num_tokens, args.live_tokens);
   const auto s = static_cast<int32_t>(threadIdx.x);
   const int32_t id = s < tokens * args.top_k && s < kMaxSlots ? args.ids[s] : -1;
   return static_cast<uint32_t>(id) < static_cast<uint32_t>(args.num_experts) ? id : -1;

@@ -4,6 +4,7 @@
 
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/live_count.cuh"
 #include "kernels/smxx_moe/api.h"
 
 namespace moekit::kernels::smxx_moe {
@@ -72,8 +73,7 @@ template <RowType kIn, RowType kOut>
 __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineArgs args) {
   wait_for_predecessor();
   release_dependents();
-  int32_t tokens = args.num_tokens;
-  if (args.live_tokens != nullptr && *args.live_tokens < tokens) tokens = *args.live_tokens;
+  const int32_t tokens = live_count(args.num_tokens, args.live_tokens);
   const int64_t total = static_cast<int64_t>(tokens) * args.pieces;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {

@@ -4,6 +4,7 @@
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/limits.h"
+#include "kernels/common/live_count.cuh"
 #include "kernels/smxx_moe/api.h"
 
 namespace moekit::kernels::smxx_moe {
@@ -22,14 +23,7 @@ struct IndexArgs {
   int32_t num_experts;
   Index index;
 
-  __device__ int32_t num_slots() const {
-    int32_t tokens = num_tokens;
-    if (live_tokens != nullptr) {
-      const int32_t live = *live_tokens;
-      tokens = live < tokens ? (live < 0 ? 0 : live) : tokens;
-    }
-    return tokens * top_k;
-  }
+  __device__ int32_t num_slots() const { return live_count(num_tokens, live_tokens) * top_k; }
   __device__ bool is_expert(int32_t id) const {
     return static_cast<uint32_t>(id) < static_cast<uint32_t>(num_experts);
   }

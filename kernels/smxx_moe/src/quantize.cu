@@ -3,6 +3,7 @@
 // the bits are those of quant::encode_row.
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/live_count.cuh"
 #include "kernels/smxx_moe/api.h"
 #include "kernels/smxx_moe/src/floats.cuh"
 
@@ -200,9 +201,7 @@ template <RowType kType, ActivationFormat kFormat>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArgs args) {
   wait_for_predecessor();
   release_dependents();
-  const int64_t rows = args.live_rows != nullptr && *args.live_rows < args.num_rows
-                           ? *args.live_rows
-                           : args.num_rows;
+  const int64_t rows = live_count(args.num_rows, args.live_rows);
   const int lane = threadIdx.x % 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads / 32;

@@ -1,3 +1,4 @@
+#include "kernels/common/live_count.cuh"
 #include "router/cuda/topk.h"
 #include "router/scoring.h"
 #include "router/selection.h"
@@ -253,8 +254,7 @@ __global__ void topk_kernel(const __grid_constant__ Args args, uint32_t scratch_
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const Scratch scratch(args, shared + warp * scratch_bytes);
-  int64_t tokens = args.num_tokens;
-  if (args.live_tokens != nullptr && *args.live_tokens < tokens) tokens = *args.live_tokens;
+  const int64_t tokens = kernels::live_count(args.num_tokens, args.live_tokens);
   const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp; t < tokens;
        t += step) {
