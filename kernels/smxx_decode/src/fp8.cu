@@ -64,17 +64,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     share.fill(chosen, args.hidden / Source::kStripColumns, tokens.blocks, Source::kStepBlocks);
   }
   __syncthreads();
-  const int lane = threadIdx.x % 32;
   auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
-      const int32_t column = strip * Source::kStripColumns + lane / 4 + i / 2 * 8;
-      if (to < 0) continue;
-      const int64_t bias = static_cast<int64_t>(expert) * args.hidden + column;
-      args.y[static_cast<int64_t>(to) * args.hidden + column] =
-          sums[0][i] + value_or(args.down_bias, bias, 0.0f);
-    }
+    store_output(args, expert, strip * Source::kStripColumns, slot,
+                 [&](int i) { return sums[0][i]; });
   };
   run_units<kStages>(Source(args.down, args.inter), chosen, share, parts.rings, parts.pieces,
                      tokens, store);

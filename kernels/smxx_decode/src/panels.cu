@@ -47,10 +47,20 @@ __device__ inline void clear_tails(const Args& args) {
   }
 }
 
+/// A lane's B operands of 64 columns, as both kinds of rows give them.
+using PanelWords = uint4[2];
+
+/// Those at `own`, which moves on to the next 64 columns.
+__device__ __forceinline__ void load_words(const uint8_t*& own, PanelWords& words) {
+  words[0] = *reinterpret_cast<const uint4*>(own);
+  words[1] = *reinterpret_cast<const uint4*>(own + 64);
+  own += 128;
+}
+
 /// Rows of x as staged, read in steps of kStepBytes.
 template <int kStepBytes>
 struct StagedPanelTokens {
-  using Words = uint4[2];
+  using Words = PanelWords;
   const uint8_t* rows;
   int32_t row_bytes;
   int32_t top_k;
@@ -60,16 +70,12 @@ struct StagedPanelTokens {
   __device__ __forceinline__ void select(int32_t slot, int32_t begin, int32_t) {
     own = rows + slot / top_k * row_bytes + begin * kStepBytes + threadIdx.x % 4 * 16;
   }
-  __device__ __forceinline__ void load(uint4 (&words)[2]) {
-    words[0] = *reinterpret_cast<const uint4*>(own);
-    words[1] = *reinterpret_cast<const uint4*>(own + 64);
-    own += 128;
-  }
+  __device__ __forceinline__ void load(Words& words) { load_words(own, words); }
 };
 
 /// Rows of h from memory (L1 keeps them).
 struct IntermediatePanelRows {
-  using Words = uint4[2];
+  using Words = PanelWords;
   const uint8_t* rows;
   int32_t row_bytes;
   const uint8_t* own = nullptr;  // the lane's next words
@@ -89,11 +95,7 @@ struct IntermediatePanelRows {
       if (at < (end - begin) * 256) touch(piece + at);
     }
   }
-  __device__ __forceinline__ void load(uint4 (&words)[2]) {
-    words[0] = *reinterpret_cast<const uint4*>(own);
-    words[1] = *reinterpret_cast<const uint4*>(own + 64);
-    own += 128;
-  }
+  __device__ __forceinline__ void load(Words& words) { load_words(own, words); }
 };
 
 template <OperandFormat kFormat, bool kGated, int kStages>
@@ -158,18 +160,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   __syncthreads();
   IntermediatePanelRows tokens{static_cast<const uint8_t*>(args.h),
                                panel_row_elements(args.inter) * 2};
-  const int lane = threadIdx.x % 32;
   auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
     const float scale = value_or(args.down.multipliers, expert, 1.0f);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
-      const int32_t column = strip * kStripRows + lane / 4 + i / 2 * 8;
-      if (to < 0) continue;
-      const int64_t bias = static_cast<int64_t>(expert) * args.hidden + column;
-      args.y[static_cast<int64_t>(to) * args.hidden + column] =
-          sums[0][i] * scale + value_or(args.down_bias, bias, 0.0f);
-    }
+    store_output(args, expert, strip * kStripRows, slot, [&](int i) { return sums[0][i] * scale; });
   };
   // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
   run_units<kStages>(Source(args.down), chosen, share, parts.rings, parts.pieces, tokens, store);

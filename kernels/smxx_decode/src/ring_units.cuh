@@ -240,4 +240,21 @@ __device__ __forceinline__ float value_or(const float* values, int64_t at, float
   return values != nullptr ? values[at] : otherwise;
 }
 
+/// down's end of a pass: value(i) of register i and its bias to y, columns `first` to first + 15 of
+/// the slots of a pass. Whole warps.
+template <typename Value>
+__device__ __forceinline__ void store_output(const Args& args, int32_t expert, int32_t first,
+                                             int32_t slot, const Value& value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
+    const int32_t column = first + lane / 4 + i / 2 * 8;
+    if (to < 0) continue;
+    const int64_t bias = static_cast<int64_t>(expert) * args.hidden + column;
+    args.y[static_cast<int64_t>(to) * args.hidden + column] =
+        value(i) + value_or(args.down_bias, bias, 0.0f);
+  }
+}
+
 }  // namespace moekit::kernels::smxx_decode
