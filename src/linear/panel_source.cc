@@ -29,16 +29,7 @@ void gather_slowly(const RowSource& s, int64_t row, int64_t first_k, int64_t cou
     }
     return;
   }
-  const int bits = bits_of(s.spec->code);
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t code = quant::code_at(m, row, first_k + i);
-    if (bits == 4) {
-      auto* b = reinterpret_cast<uint8_t*>(out) + i / 2;
-      *b = static_cast<uint8_t>(i % 2 == 0 ? code & 15 : *b | (code & 15) << 4);
-    } else {
-      std::memcpy(out + i * (bits / 8), &code, static_cast<size_t>(bits / 8));
-    }
-  }
+  quant::copy_codes(m, row, first_k, count, bits_of(s.spec->code), out);
 }
 
 /// AWQ: a word holds eight outputs of one input. Eight rows of the panel at once.
@@ -113,15 +104,11 @@ RowSource source_of(const StoredMatrix& m, const PanelSpec& spec) {
   RowSource s{&m, &spec};
   const CodeGrid& g = m.codes;
   const int bits = bits_of(spec.code);
-  const int unit_bits = std::max(8, bits_of(g.unit));
   s.row_bytes = ceil_div(spec.cols * bits, 8);
   if (spec.widened) return s;
-  const bool whole = g.pack_axis == PackAxis::none && unit_bits == bits;
-  const bool packed = g.pack_axis == PackAxis::cols && g.order == PackOrder::sequential &&
-                      g.pack * bits == unit_bits;
-  if (!whole && !packed) return s;
-  s.element_bytes = unit_bits / 8;
-  s.dense = g.col_stride == s.element_bytes;
+  if (!quant::holds_runs(g, bits)) return s;
+  s.element_bytes = std::max(8, bits_of(g.unit)) / 8;
+  s.dense = quant::is_dense(g, bits);
   s.strided = !s.dense;
   return s;
 }

@@ -133,15 +133,6 @@ int32_t zero_in_group(const StoredMatrix& m, int64_t p, int64_t group) {
   return integer_of(grid, grid_bits(grid, group_of(p, m.zeros.row_group), group)) + m.zero_offset;
 }
 
-/// Whether code q of a row lies at bits [q * bits, (q + 1) * bits) of the row's bytes: plain bytes,
-/// or any dense sequential packing, since units are little-endian.
-bool is_dense(const CodeGrid& grid, int bits) {
-  if (grid.col_stride * 8 != unit_bits_of(grid)) return false;
-  if (grid.pack_axis == PackAxis::none) return bits == unit_bits_of(grid);
-  return grid.pack_axis == PackAxis::cols && grid.order == PackOrder::sequential &&
-         grid.pack * bits == unit_bits_of(grid);
-}
-
 /// values[code] of the 4-bit codes q, q + 1, ..., two a byte, low nibble first.
 void decode_nibbles(const uint8_t* bytes, int64_t q, int64_t count,
                     const std::array<float, 16>& values, float* w) {
@@ -272,6 +263,29 @@ void decode_weights(const StoredMatrix& m, int64_t row, int64_t first_col, int64
     for (int64_t i = 0; i < count; ++i) w[i] *= global;
   } else {
     for (int64_t i = 0; i < count; ++i) w[i] /= global;
+  }
+}
+
+bool holds_runs(const CodeGrid& grid, int bits) {
+  if (grid.pack_axis == PackAxis::none) return bits == unit_bits_of(grid);
+  return grid.pack_axis == PackAxis::cols && grid.order == PackOrder::sequential &&
+         grid.pack * bits == unit_bits_of(grid);
+}
+
+bool is_dense(const CodeGrid& grid, int bits) {
+  return grid.col_stride * 8 == unit_bits_of(grid) && holds_runs(grid, bits);
+}
+
+void copy_codes(const StoredMatrix& m, int64_t row, int64_t first_col, int64_t count, int bits,
+                std::byte* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t code = code_at(m, row, first_col + i);
+    if (bits == 4) {
+      auto* b = reinterpret_cast<uint8_t*>(out) + i / 2;
+      *b = static_cast<uint8_t>(i % 2 == 0 ? code & 15 : *b | (code & 15) << 4);
+    } else {
+      std::memcpy(out + i * (bits / 8), &code, static_cast<size_t>(bits / 8));
+    }
   }
 }
 

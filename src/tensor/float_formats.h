@@ -41,4 +41,11 @@ inline float e8m0_to_f32(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 
+/// The byte of a power of two from 2^-127 to 2^127, or of NaN: an e8m0 byte is a float's exponent,
+/// and 2^-127, byte 0, a subnormal float.
+inline uint8_t power_to_e8m0(float power) {
+  if (power != power) return 255;
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(power) >> 23);
+}
+
 }  // namespace moekit

@@ -12,43 +12,18 @@
 namespace moekit::experts::cuda {
 namespace {
 
-/// Rows of plain runs of bytes in K order, as the canonical order has them.
-bool is_dense(const StoredMatrix& m, const quant::EncodedLayout& layout) {
-  const CodeGrid& g = m.codes;
-  const int64_t unit = std::max(8, bits_of(g.unit)) / 8;
-  const bool in_order = g.pack_axis == PackAxis::none ||
-                        (g.pack_axis == PackAxis::cols && g.order == PackOrder::sequential);
-  const int64_t codes_bytes = ceil_div(m.cols, g.pack) * unit;
-  return in_order && g.col_stride == unit && codes_bytes == layout.code_row_bytes;
-}
-
 void pack_codes(const StoredMatrix& m, const quant::EncodedLayout& layout, std::byte* to) {
-  const bool dense = is_dense(m, layout);
-  const int64_t bits = layout.code_row_bytes * 8 / m.cols;
+  const auto bits = static_cast<int>(layout.code_row_bytes * 8 / m.cols);
+  const bool dense = quant::is_dense(m.codes, bits);
   for (int64_t n = 0; n < m.rows; ++n) {
     std::byte* row = to + n * layout.code_row_bytes;
     if (dense) {
       const std::byte* from = m.codes.data + (m.row_first + m.row_step * n) * m.codes.row_stride;
       std::memcpy(row, from, static_cast<size_t>(layout.code_row_bytes));
-      continue;
-    }
-    for (int64_t k = 0; k < m.cols; ++k) {
-      const uint32_t code = quant::code_at(m, n, k);
-      if (bits == 4) {
-        auto& b = reinterpret_cast<uint8_t*>(row)[k / 2];
-        b = static_cast<uint8_t>(k % 2 == 0 ? code & 15 : b | (code & 15) << 4);
-      } else {
-        std::memcpy(row + k * (bits / 8), &code, static_cast<size_t>(bits / 8));
-      }
+    } else {
+      quant::copy_codes(m, n, 0, m.cols, bits, row);
     }
   }
-}
-
-/// The byte of a power of two, or of NaN, in e8m0.
-uint8_t e8m0_of(float scale) {
-  const uint32_t bits = f32_bits(scale);
-  if (scale != scale) return 255;
-  return static_cast<uint8_t>(bits >> 23);  // 2^-127 is subnormal: byte 0
 }
 
 void pack_scales(const StoredMatrix& m, const quant::EncodedLayout& layout, std::byte* to) {
@@ -57,7 +32,7 @@ void pack_scales(const StoredMatrix& m, const quant::EncodedLayout& layout, std:
       const float scale = quant::scale_at(m, r * layout.row_group, c * layout.col_group);
       const int64_t i = r * layout.scale_cols + c;
       if (layout.scale_unit == DType::f8_e8m0) {
-        to[i] = std::byte{e8m0_of(scale)};
+        to[i] = std::byte{power_to_e8m0(scale)};
       } else if (layout.scale_unit == DType::f8_e4m3) {
         to[i] = std::byte{f32_to_e4m3(scale)};
       } else {

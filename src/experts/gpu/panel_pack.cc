@@ -112,7 +112,7 @@ class Packer {
         name_(name),
         groups_(m.cols / kGroup),
         steps_(ceil_div(m.cols, kernels::kPanelDepth)),
-        dense_(is_dense()) {
+        dense_(quant::is_dense(m.codes, kBits)) {
     MOEKIT_CHECK_AS(ErrorCode::internal, m.cols % kChunk == 0,
                     "{}: panels need whole columns of 32, got {}", name, m.cols);
     read_scales();
@@ -160,15 +160,6 @@ class Packer {
 
   const std::byte* stored_row(int64_t n) const {
     return m_.codes.data + (m_.row_first + m_.row_step * n) * m_.codes.row_stride;
-  }
-
-  /// Rows of plain runs of bytes in column order, low nibble first.
-  bool is_dense() const {
-    const CodeGrid& g = m_.codes;
-    const int unit_bits = std::max(8, bits_of(g.unit));
-    const bool in_order = g.pack_axis == PackAxis::none ||
-                          (g.pack_axis == PackAxis::cols && g.order == PackOrder::sequential);
-    return in_order && g.pack * kBits == unit_bits && g.col_stride * 8 == unit_bits;
   }
 
   /// Rows [first, first + rows) of any storage as bytes in column order. Rows inside columns: the
@@ -234,9 +225,7 @@ class Packer {
   uint8_t scale_byte(int64_t n, int64_t group) const {
     const float scale = quant::scale_at(m_, n, group * kGroup);
     if (quant::is_nan(scale)) return kNvfp4 ? 0x7f : kNoE8m0;
-    // e8m0: a float's exponent; 2^-127, byte 0, is a subnormal float.
-    const auto byte =
-        kNvfp4 ? f32_to_e4m3(scale) : static_cast<uint8_t>(f32_bits(scale) >> 23 & 255);
+    const uint8_t byte = kNvfp4 ? f32_to_e4m3(scale) : power_to_e8m0(scale);
     const float value = kNvfp4 ? kE4m3Values[byte] : e8m0_to_f32(byte);
     MOEKIT_CHECK_AS(ErrorCode::unsupported, value == scale,
                     "{}: the scale {} of row {}, columns {} to {}, is no {}", name_, scale, n,
