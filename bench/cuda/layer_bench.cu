@@ -3,7 +3,8 @@
 // copy, so that weights are cold. Prints one JSON object a point.
 //
 //   bench_cuda [--models a,b] [--formats bf16,fp8,mxfp4,nvfp4,mxfp8] [--tokens 1,8,...]
-//              [--routing uniform,zipf] [--replays N] [--cluster 0|1] [--overlap 0|1]
+//              [--routing uniform,zipf] [--replays N] [--form auto|plain|few|shared] [--overlap
+//              0|1]
 //              [--decode 0|1] [--gather 0|1] [--steps]
 //
 // --decode 0 takes the split chain where the decode chain would serve (8 tokens and less).
@@ -52,8 +53,9 @@ constexpr Model kModels[] = {
 struct Options {
   std::vector<std::string> models, formats{"bf16", "fp8"}, routing{"uniform"};
   std::vector<int64_t> tokens{1, 8, 64, 512, 4096, 16384};
+  moekit::experts::cuda::TaskForm form{};
   int replays = 25;
-  bool cluster = false, overlap = true, decode = true, gather = true, steps = false;
+  bool overlap = true, decode = true, gather = true, steps = false;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -64,6 +66,16 @@ std::vector<std::string> split(const std::string& text) {
     at = comma + 1;
   }
   return parts;
+}
+
+moekit::experts::cuda::TaskForm form_of(const std::string& name) {
+  const char* names[] = {"auto", "plain", "few", "shared"};
+  const auto* found = std::find(std::begin(names), std::end(names), name);
+  if (found == std::end(names)) {
+    std::fprintf(stderr, "--form is auto, plain, few or shared, not %s\n", name.c_str());
+    std::exit(2);
+  }
+  return static_cast<moekit::experts::cuda::TaskForm>(found - std::begin(names));
 }
 
 Options parse(int argc, char** argv) {
@@ -84,8 +96,8 @@ Options parse(int argc, char** argv) {
       o.routing = split(value);
     else if (flag == "--replays")
       o.replays = std::stoi(value);
-    else if (flag == "--cluster")
-      o.cluster = value == "1";
+    else if (flag == "--form")
+      o.form = form_of(value);
     else if (flag == "--overlap")
       o.overlap = value == "1";
     else if (flag == "--decode")
@@ -330,7 +342,7 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   spec.inter = m.inter;
   spec.max_tokens = tokens;
   spec.num_sms = moekit::device::properties(0).num_sms;
-  spec.cluster = o.cluster;
+  spec.form = o.form;
   spec.overlap = o.overlap;
   spec.gather = o.gather;
   std::vector<Call> list(calls);
@@ -383,11 +395,11 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   std::printf(
       "{\"model\":\"%s\",\"format\":\"%s\",\"tokens\":%lld,\"routing\":\"%s\",\"us\":%.2f,"
       "\"p5\":%.2f,\"p95\":%.2f,\"min\":%.2f,\"tflops\":%.1f,\"gbps\":%.0f,\"floor_us\":%.2f,"
-      "\"of_floor\":%.3f,\"active_experts\":%.1f,\"calls\":%d,\"copies\":%zu,\"cluster\":%d,"
+      "\"of_floor\":%.3f,\"active_experts\":%.1f,\"calls\":%d,\"copies\":%zu,\"form\":%d,"
       "\"overlap\":%d,\"gather\":%d,\"chain\":\"%s\"",
       m.name, name_of(format), static_cast<long long>(tokens), zipf ? "zipf1" : "uniform", t.median,
       t.p5, t.p95, t.least, flops / t.median * 1e-6, bytes / t.median * 1e-3, floor,
-      floor / t.median, active, calls, copies.size(), o.cluster, o.overlap, o.gather,
+      floor / t.median, active, calls, copies.size(), static_cast<int>(o.form), o.overlap, o.gather,
       decode ? "decode" : "split");
   if (o.steps && !decode) {
     const std::pair<const char*, std::function<void(Call&, cudaStream_t)>> steps[] = {
@@ -398,8 +410,8 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
            if (fp8) c.layer->quantize(c.hidden.data(), tokens, nullptr, s);
          }},
         {"sort", [&](Call& c, cudaStream_t s) { c.layer->sort(c.hidden.data(), s); }},
-        {"gate_up", [&](Call& c, cudaStream_t s) { c.layer->gate_up(c.hidden.data(), s); }},
-        {"down", [&](Call& c, cudaStream_t s) { c.layer->down(s); }},
+        {"gate_up", [&](Call& c, cudaStream_t s) { c.layer->gate_up(c.hidden.data(), tokens, s); }},
+        {"down", [&](Call& c, cudaStream_t s) { c.layer->down(tokens, s); }},
         {"combine",
          [&](Call& c, cudaStream_t s) {
            c.layer->combine(c.ids.as<int32_t>(), c.weights.as<float>(), tokens, nullptr,

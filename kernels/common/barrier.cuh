@@ -51,13 +51,15 @@ __device__ __forceinline__ void barrier_arrive_expect(uint64_t* barrier, uint32_
       : "memory");
 }
 
-/// Arrives at the same barrier of block `rank` of the cluster.
+/// Arrives at the same barrier of block `rank` of the cluster. For reads by wgmma that have been
+/// waited for: a release at the cluster's scope would make every arrival a fence of all the GPU's
+/// memory, which costs more than sharing tiles saves.
 __device__ __forceinline__ void barrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");

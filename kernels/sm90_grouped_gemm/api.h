@@ -26,10 +26,24 @@ namespace moekit::kernels::sm90_grouped_gemm {
 using Format = OperandFormat;
 enum class Phase : int32_t { gate_up, up, down };
 
-/// Rows of a task list made for this kernel.
-inline constexpr int32_t kTileRows = 128;
-/// Output columns of a task: 128 of h with a gate (128 gate and 128 up columns), else 256.
-constexpr int32_t columns_per_task(Phase phase) { return phase == Phase::gate_up ? 128 : 256; }
+/// Rows of a task, and its output columns: 128 of h with a gate (128 gate and 128 up columns), else
+/// 256. mxfp4 and nvfp4 have a second size for experts of few rows: a quarter of the rows, twice
+/// the columns.
+struct TileSize {
+  int32_t rows = 128;
+  int32_t columns = 256;
+
+  constexpr bool operator==(const TileSize&) const = default;
+};
+constexpr TileSize tile_size(Phase phase, bool short_tasks = false) {
+  const int32_t columns = phase == Phase::gate_up ? 128 : 256;
+  return short_tasks ? TileSize{32, 2 * columns} : TileSize{128, columns};
+}
+
+/// Whether a format has the second size.
+constexpr bool has_short_tasks(Format format) {
+  return format == Format::mxfp4 || format == Format::nvfp4;
+}
 
 struct Shape {
   Format format = Format::bf16;
@@ -37,6 +51,8 @@ struct Shape {
   int32_t num_experts = 0;
   int32_t columns = 0;  ///< outputs: I for gate_up and up, H for down; a multiple of 32
   int32_t depth = 0;    ///< inputs: a multiple of 32
+  /// The task list has the size for experts of few rows: has_short_tasks(). Never changes bits.
+  bool short_tasks = false;
 };
 
 struct Args {

@@ -21,6 +21,7 @@ using experts::cuda::DecodeLayer;
 using experts::cuda::SplitLayer;
 using experts::cuda::SplitLayerSpec;
 using experts::cuda::SplitLayerWeights;
+using experts::cuda::TaskForm;
 
 enum class Order { gate_up, interleaved };
 
@@ -51,6 +52,12 @@ int64_t halves(const LayerCase& c) { return c.activation.gated ? 2 : 1; }
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
 bool fp8(const LayerCase& c) { return c.format == gemm::Format::fp8_block; }
 bool panels(const LayerCase& c) { return kernels::in_panels(c.format); }
+
+/// The form besides `plain` that a format has.
+TaskForm other_form(gemm::Format format) {
+  if (gemm::has_short_tasks(format)) return TaskForm::few;
+  return kernels::in_panels(format) ? TaskForm::plain : TaskForm::shared;
+}
 
 /// Stored row of row n of half h (0 gate, 1 up; without a gate 0 is up).
 int64_t stored_row(const LayerCase& c, int64_t h, int64_t n) {
@@ -231,7 +238,7 @@ struct DeviceLayer {
   std::unique_ptr<SplitLayer> layer;
   std::unique_ptr<DecodeLayer> decode;
 
-  DeviceLayer(const LayerCase& layer_case, const HostLayer& l, bool cluster, bool overlap,
+  DeviceLayer(const LayerCase& layer_case, const HostLayer& l, TaskForm form, bool overlap,
               bool gather = true)
       : c(layer_case),
         x(l.x),
@@ -258,7 +265,7 @@ struct DeviceLayer {
     spec.activation = c.activation;
     spec.max_tokens = c.tokens;
     spec.num_sms = device::properties(0).num_sms;
-    spec.cluster = cluster;
+    spec.form = form;
     spec.overlap = overlap;
     spec.gather = gather;
     workspace = std::make_unique<DeviceArray<uint8_t>>(
@@ -426,11 +433,11 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
   const int64_t stride = std::max<int64_t>(1, c.tokens * cost / 200000000);
   const auto expected = expected_output(c, host, stride);
   std::vector<float> first;
-  for (const bool cluster : {false, true}) {
+  for (const TaskForm form : {TaskForm::plain, other_form(c.format)}) {
     for (const bool overlap : {false, true}) {
       // Sorted rows: without a gate there is no instance.
-      const bool gather = cluster == overlap || !c.activation.gated;
-      DeviceLayer device(c, host, cluster, overlap, gather);
+      const bool gather = (form == TaskForm::plain) != overlap || !c.activation.gated;
+      DeviceLayer device(c, host, form, overlap, gather);
       device.use_split();
       device.enqueue(nullptr);
       const auto got = device.result();
@@ -438,7 +445,8 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
       EXPECT_TRUE(std::none_of(got.begin(), got.end(), [](float v) { return v != v; }));
       // Knobs change speed only.
       if (first.empty()) first = got;
-      EXPECT_EQ(std::memcmp(first.data(), got.data(), got.size() * 4), 0) << cluster << overlap;
+      EXPECT_EQ(std::memcmp(first.data(), got.data(), got.size() * 4), 0)
+          << static_cast<int>(form) << overlap;
     }
   }
 }
@@ -482,7 +490,7 @@ TEST_P(DecodeTest, AgreesWithDoubleLoops) {
   for (const int num_sms : {device::properties(0).num_sms, 3}) {
     std::vector<float> first;
     for (const bool overlap : {false, true}) {
-      DeviceLayer device(c, host, false, overlap);
+      DeviceLayer device(c, host, TaskForm::automatic, overlap);
       ASSERT_EQ(DecodeLayer::refusal(device.spec), nullptr);
       device.use_decode(num_sms);
       for (int round = 0; round < 2; ++round) {
@@ -509,7 +517,7 @@ TEST(Layer, GraphReplayFollowsTheRouting) {
        {gemm::Format::bf16, gemm::Format::fp8_block, gemm::Format::mxfp4, gemm::Format::nvfp4}) {
     LayerCase c{"graph", format, 150, 2, 6, 128, 256};
     const HostLayer host = make_layer(c);
-    DeviceLayer device(c, host, true, true);
+    DeviceLayer device(c, host, other_form(format), true);
     device.use_split();
     device::Stream stream;
     cudaGraph_t graph;
@@ -539,7 +547,7 @@ TEST(Layer, RowAloneHasTheBitsOfTheRowInABatch) {
   for (const auto format : {gemm::Format::bf16, gemm::Format::mxfp4, gemm::Format::mxfp8}) {
     LayerCase c{"rows", format, 300, 2, 4, 128, 256};
     const HostLayer host = make_layer(c);
-    DeviceLayer batch(c, host, true, true);
+    DeviceLayer batch(c, host, other_form(format), true);
     batch.use_split();
     batch.enqueue(nullptr);
     const auto all = batch.result();
@@ -551,7 +559,7 @@ TEST(Layer, RowAloneHasTheBitsOfTheRowInABatch) {
       single.ids.assign(host.ids.begin() + t * c.top_k, host.ids.begin() + (t + 1) * c.top_k);
       single.weights.assign(host.weights.begin() + t * c.top_k,
                             host.weights.begin() + (t + 1) * c.top_k);
-      DeviceLayer alone(one, single, false, false);
+      DeviceLayer alone(one, single, TaskForm::plain, false);
       alone.use_split();
       alone.enqueue(nullptr);
       const auto row = alone.result();

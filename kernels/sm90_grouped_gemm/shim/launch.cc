@@ -41,7 +41,10 @@ std::span<const Instance> instances_of(const Shape& shape) {
 
 const Instance* find_panel_instance(const Shape& shape) {
   for (const Instance& candidate : instances_of(shape)) {
-    if (candidate.knobs.gated() == (shape.phase == Phase::gate_up)) return &candidate;
+    if (candidate.knobs.gated() == (shape.phase == Phase::gate_up) &&
+        candidate.knobs.tile() == tile_size(candidate.knobs.phase, shape.short_tasks)) {
+      return &candidate;
+    }
   }
   return nullptr;
 }
@@ -98,6 +101,7 @@ const char* refusal(const Shape& shape) {
     return "columns and depth must be multiples of 32";
   }
   if (shape.num_experts > kLimits.max_experts) return "at most 4096 experts fit";
+  if (shape.short_tasks && !has_short_tasks(shape.format)) return "no instance for short tasks";
   if (!kLimits.fp8_without_gate && shape.format == Format::fp8_block && shape.phase == Phase::up) {
     return "fp8 without a gate has no instance";
   }
@@ -134,9 +138,9 @@ cudaError_t Launch::make(const Args& args, int num_sms, bool cluster, Launch* la
 
 cudaError_t Launch::run(cudaStream_t stream, bool overlap, const void* rows) const {
   const Prepared& p = *prepared_;
-  constexpr int kThreads = 384;
+  const int threads = 128 * (p.instance.knobs.groups + 1);
   const LaunchShape shape{dim3(p.num_blocks),
-                          dim3(kThreads),
+                          dim3(threads),
                           static_cast<size_t>(p.instance.shared_bytes),
                           stream,
                           overlap,

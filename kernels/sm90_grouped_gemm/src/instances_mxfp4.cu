@@ -6,6 +6,8 @@ std::span<const Instance> mxfp4_instances() {
   static const Instance table[] = {
       panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::gate_up, .stages = 4}>(),
       panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::down, .stages = 4}>(),
+      panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::gate_up, .groups = 4}>(),
+      panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::down, .groups = 4}>(),
   };
   return table;
 }

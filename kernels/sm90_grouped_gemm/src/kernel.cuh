@@ -20,6 +20,7 @@ constexpr bool registers_fit(Knobs k) {
 template <Knobs K>
 __device__ __forceinline__ ScaleCursor scale_cursor(const Args& args, const TileTask& task,
                                                     bool half, int group, int warp, int lane) {
+  constexpr int64_t kScaleBytes = sizeof(float);
   ScaleCursor cursor;
   const int32_t first = (half ? 0 : group * 64) + warp * 16 + lane / 4;
   const int32_t blocks = (args.shape.columns + 127) / 128;
@@ -29,14 +30,15 @@ __device__ __forceinline__ ScaleCursor scale_cursor(const Args& args, const Tile
     const int32_t r = first + 8 * i < task.num_rows ? first + 8 * i : task.num_rows - 1;
     int64_t row = task.first_row + r;
     if constexpr (K.gathers()) row = __ldg(args.row_index + row);
-    cursor.row[i] = static_cast<uint32_t>(row * args.row_scale_stride);
+    cursor.row[i] = static_cast<uint32_t>(row * args.row_scale_stride * kScaleBytes);
     if constexpr (K.gated()) {
-      cursor.weight[i] = static_cast<uint32_t>(weights + i * args.weights.scale_half +
-                                               task.n_block * args.weights.scale_row);
+      cursor.weight[i] = static_cast<uint32_t>(
+          (weights + i * args.weights.scale_half + task.n_block * args.weights.scale_row) *
+          kScaleBytes);
     } else {
       const int32_t block = task.n_block * 2 + (half ? group : i);
-      cursor.weight[i] = static_cast<uint32_t>(weights + (block < blocks ? block : blocks - 1) *
-                                                             args.weights.scale_row);
+      cursor.weight[i] = static_cast<uint32_t>(
+          (weights + (block < blocks ? block : blocks - 1) * args.weights.scale_row) * kScaleBytes);
     }
   }
   return cursor;
@@ -58,7 +60,7 @@ __device__ __forceinline__ void consume_task(const Args& args, SharedStorage<K>&
     multiply_fp8<K, kHalf>(args, shared, ring, steps, group, lane, scales, sums);
   }
   uint8_t* staging = shared.out[group * 4 + warp];
-  const int column = task.n_block * columns_per_task(K.phase) + (kHalf ? group * K.box_rows() : 0);
+  const int column = task.n_block * K.tile().columns + (kHalf ? group * K.box_rows() : 0);
   if constexpr (K.gated() && K.format == Format::fp8_block) {
     finish_gated_fp8<kBlocks>(args, task, rows, column, group, warp, staging, shared.amax, lane,
                               sums);
@@ -76,11 +78,11 @@ __device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shar
   const int warp = thread / 32;
   const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
   RingPosition ring;
-  TaskWalk walk(args);
+  TaskWalk<K> walk(args);
   TileTask task;
   while (walk.take(task)) {
     if (task.num_rows == 0) {
-      skip_task<K>(shared, ring, steps, lane);
+      if constexpr (K.cluster > 1) skip_task<K>(shared, ring, steps, lane);
     } else if (task.num_rows > 64) {
       consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
     } else {

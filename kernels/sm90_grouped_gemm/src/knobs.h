@@ -14,9 +14,13 @@ struct Knobs {
   int32_t cluster = 1;  ///< blocks that share a weight tile by multicast: 1 or 2
 
   bool gather = true;  ///< rows found through row_index by the loads; `down` never gathers
+  /// Weights in panels: consumer warpgroups. Each has two tiles of 64 weight rows; four of them
+  /// take short tasks, whose expansion waits for its own latencies with fewer warps.
+  int32_t groups = 2;
 
   constexpr bool gathers() const { return gather && phase != Phase::down; }
   constexpr bool gated() const { return phase == Phase::gate_up; }
+  constexpr TileSize tile() const { return tile_size(phase, groups == 4); }
   /// Of rows; weights in panels have fewer.
   constexpr int32_t element_bytes() const { return format == Format::fp8_block ? 1 : 2; }
   /// Columns of depth in a stage: 128 bytes.

@@ -88,8 +88,8 @@ __device__ __forceinline__ void multiply_bf16(SharedStorage<K>& shared, RingPosi
 }
 
 /// Scales that one thread needs along the depth: of its two rows, and of the two 64-column halves
-/// (gate, up) or the two 128-row blocks of the weight tile. Offsets are elements, 32 bits to spare
-/// registers: 2^32 scales stand for half a tera of values.
+/// (gate, up) or the two 128-row blocks of the weight tile. Offsets are bytes: 32 bits reach the
+/// scales of 2^37 values.
 struct ScaleCursor {
   uint32_t row[2];
   uint32_t weight[2];
@@ -97,59 +97,119 @@ struct ScaleCursor {
   float weight_next[2];
 
   __device__ __forceinline__ void fetch(const Args& args, int32_t step) {
+    const uint32_t at = static_cast<uint32_t>(step) * sizeof(float);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      row_next[i] = __ldg(args.row_scales + row[i] + step);
-      weight_next[i] = __ldg(args.weights.scales + weight[i] + step);
+      row_next[i] = load(args.row_scales, row[i] + at);
+      weight_next[i] = load(args.weights.scales, weight[i] + at);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float load(const float* base, uint32_t offset) {
+    return __ldg(reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(base) + offset));
+  }
+};
+
+/// Products of row and weight scales: [which weights][which row].
+struct ScaleTerms {
+  float v[2][2];
+
+  /// Of what was fetched last; computed here, not where they are used.
+  __device__ __forceinline__ void take(const ScaleCursor& scales) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i / 2][i % 2] = scales.row_next[i % 2] * scales.weight_next[i / 2];
+      asm volatile("" : "+f"(v[i / 2][i % 2]));
     }
   }
 };
 
-/// fp8: products of one 128-deep block land in `part`, then fp32 arithmetic scales and adds them:
-/// sums += part * (row scale * weight scale). While one group does that the other multiplies.
+/// Descriptors of one operand in all stages: only their low words differ.
+struct StageDescriptors {
+  uint32_t first;  // low word of stage 0's
+
+  __device__ __forceinline__ explicit StageDescriptors(const uint8_t* tile)
+      : first(static_cast<uint32_t>(wgmma_descriptor(shared_address(tile)))) {
+    asm volatile("" : "+r"(first));  // or it would be computed again in every step
+  }
+  /// `bytes` from the start of stage 0's tile.
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+    return (wgmma_descriptor(0) >> 32 << 32) | (first + (bytes >> 4));
+  }
+};
+
+/// sums += part * terms. With a gate the first 32 registers are gate columns, else all are of one
+/// weight block. In the order of the terms, so that the register file gives each of them once for
+/// several.
+template <Knobs K>
+__device__ __forceinline__ void promote(const float (&part)[64], const ScaleTerms& terms, int pass,
+                                        float (&sums)[64]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float term = terms.v[K.gated() ? half : pass][row];
+#pragma unroll
+      for (int i = half * 32 + row * 2; i < half * 32 + 32; i += 4) {
+        sums[i] = fmaf(part[i], term, sums[i]);
+        sums[i + 1] = fmaf(part[i + 1], term, sums[i + 1]);
+      }
+    }
+  }
+}
+
+/// fp8: products of one 128-deep block by half of the weight tile land in `part`, then fp32
+/// arithmetic scales and adds them: sums += part * (row scale * weight scale). While one group does
+/// that the other one's products run. All that the next products need is made ready while these
+/// run, so that nothing but the additions stands between the two.
 template <Knobs K, bool kHalf>
 __device__ __forceinline__ void multiply_fp8(const Args& args, SharedStorage<K>& shared,
                                              RingPosition& ring, int32_t steps, int group, int lane,
                                              ScaleCursor& scales, Sums& sums) {
+  constexpr int kPasses = kHalf ? 1 : 2;
+  constexpr uint32_t kRowsStage = sizeof(shared.rows[0]), kWeightsStage = sizeof(shared.weights[0]);
+  const StageDescriptors a(shared.rows[0]), b(shared.weights[0]);
+  // A vote, so that the compiler sees that all lanes agree and keeps descriptors in uniform
+  // registers.
+  const uint32_t second = __any_sync(0xffffffffu, group == 1) ? 1 : 0;
+  const uint32_t a_group = kHalf ? 0 : second * 64 * kTileRowBytes;
+  const uint32_t b_group = kHalf ? second * 128 * kTileRowBytes : 0;
   float part[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) part[i] = sums.v[0][i] = sums.v[1][i] = 0.0f;
+  ScaleTerms terms, next_terms;
   scales.fetch(args, 0);
+  acquire_stage<K>(shared, ring);
+  terms.take(scales);
+  scales.fetch(args, steps > 1 ? 1 : 0);
   for (int32_t step = 0; step < steps; ++step) {
-    float row[2], weight[2];
+    RingPosition next = ring;
+    next.template advance<K.stages>();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      row[i] = scales.row_next[i];
-      weight[i] = scales.weight_next[i];
-    }
-    if (step + 1 < steps) scales.fetch(args, step + 1);
-    acquire_stage<K>(shared, ring);
-#pragma unroll
-    for (int pass = 0; pass < (kHalf ? 1 : 2); ++pass) {
-      uint64_t a = wgmma_descriptor(shared_address(shared.rows[ring.stage]) +
-                                    (kHalf ? 0 : group * 64 * kTileRowBytes));
-      uint64_t b = wgmma_descriptor(shared_address(shared.weights[ring.stage]) +
-                                    (kHalf ? group : pass) * 128 * kTileRowBytes);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      uint64_t a_k = a.at(ring.stage * kRowsStage + a_group);
+      uint64_t b_k = b.at(ring.stage * kWeightsStage + b_group + pass * 128 * kTileRowBytes);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        wgmma_e4m3_n128(part, a, b, k > 0);
-        a += kDescriptorStepK;
-        b += kDescriptorStepK;
+        wgmma_e4m3_n128(part, a_k, b_k, k > 0);
+        a_k += kDescriptorStepK;
+        b_k += kDescriptorStepK;
       }
       wgmma_commit();
+      if (pass == 0) {
+        next_terms.take(scales);
+        scales.fetch(args, step + 2 < steps ? step + 2 : steps - 1);
+      }
+      if (pass == kPasses - 1 && step + 1 < steps) acquire_stage<K>(shared, next);
       wgmma_wait<0>();
       keep_in_order(part);
-      if (pass == (kHalf ? 0 : 1)) release_stage<K>(shared, ring.stage, lane);
-        // With a gate the first 32 registers are gate columns; else one weight block a pass.
-#pragma unroll
-      for (int i = 0; i < 64; ++i) {
-        const int which = K.gated() ? i / 32 : (kHalf ? 0 : pass);
-        const float scale = row[(i >> 1) & 1] * weight[which];
-        sums.v[pass][i] = fmaf(part[i], scale, sums.v[pass][i]);
-      }
+      if (pass == kPasses - 1) release_stage<K>(shared, ring.stage, lane);
+      promote<K>(part, terms, kHalf ? 0 : pass, sums.v[pass]);
     }
-    ring.advance<K.stages>();
+    terms = next_terms;
+    ring = next;
   }
 }
 

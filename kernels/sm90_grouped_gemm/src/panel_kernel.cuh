@@ -7,16 +7,21 @@
 
 namespace moekit::kernels::sm90_grouped_gemm {
 
-// 168 for each of the block's 384 threads, handed around: see kernel.cuh.
+constexpr int panel_threads(Knobs k) { return (k.groups + 1) * kWarpgroup; }
+// Registers of a thread, handed around: see kernel.cuh.
 inline constexpr int kPanelProducerRegisters = 40;
-inline constexpr int kPanelConsumerRegisters = 232;
-static_assert(kPanelProducerRegisters + kConsumerGroups * kPanelConsumerRegisters <=
-              168 * (kConsumerGroups + 1));
+constexpr int panel_consumer_registers(Knobs k) { return k.groups == 4 ? 104 : 232; }
+constexpr bool panel_registers_fit(Knobs k) {
+  return kPanelProducerRegisters + k.groups * panel_consumer_registers(k) <=
+         65536 / panel_threads(k) / 8 * 8 * (k.groups + 1);
+}
 
 template <typename Tuning>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(panel_threads(Tuning::knobs), 1)
     panel_gemm(const __grid_constant__ KernelArgs kernel) {
   constexpr Knobs K = Tuning::knobs;
+  static_assert(panel_registers_fit(K),
+                "setmaxnreg would wait for registers that the block does not have");
   extern __shared__ uint8_t dynamic[];
   PanelStorage<K>& shared = panel_storage<K>(dynamic);
   const Args& args = kernel.args;
@@ -25,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < K.stages; ++s) {
       barrier_init(&shared.full[s], 1 + kWarpgroup);
-      barrier_init(&shared.empty[s], kConsumerWarps);
+      barrier_init(&shared.empty[s], K.groups * 4);
     }
     fence_barrier_init();
   }
@@ -36,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPanelProducerRegisters));
     produce_panels<K>(kernel, shared, thread);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kPanelConsumerRegisters));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(panel_consumer_registers(K)));
     consume_panels<K>(args, shared, group - 1, thread);
   }
 }

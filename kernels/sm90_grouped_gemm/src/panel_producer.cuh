@@ -12,7 +12,8 @@ namespace moekit::kernels::sm90_grouped_gemm {
 template <Knobs K>
 struct PanelStream {
   static constexpr int kBytes = PanelStorage<K>::kBlockBytes;
-  const uint8_t* tile[kStageTiles];  // null past the last row of the matrix
+  static constexpr int kTiles = PanelStorage<K>::kTiles;
+  const uint8_t* tile[kTiles];  // null past the last row of the matrix
   uint32_t num_tiles = 0;
 
   __device__ __forceinline__ PanelStream(const Args& args, const TileTask& task) {
@@ -20,7 +21,7 @@ struct PanelStream {
     const auto* expert =
         static_cast<const uint8_t*>(args.weights.base) + task.expert * args.weights.expert_bytes;
 #pragma unroll
-    for (int i = 0; i < kStageTiles; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       const SwappedBlock<K> t(task, i / 2, i % 2);
       const bool inside = t.tile < panel_tiles(args.shape.columns);
       tile[i] = inside ? expert + t.half * args.weights.half_bytes + t.tile * tile_bytes : nullptr;
@@ -35,7 +36,7 @@ struct PanelStream {
     const uint32_t bytes = static_cast<uint32_t>(count * kBytes);
     barrier_arrive_expect(full, num_tiles * bytes + others);
 #pragma unroll
-    for (int i = 0; i < kStageTiles; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       if (tile[i] == nullptr) continue;
       bulk_load(full, to + i * kStageBlocks * kBytes,
                 tile[i] + static_cast<int64_t>(block) * kBytes, bytes);
@@ -53,7 +54,7 @@ __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelSt
   // Not of the warp that copies the rows of a short task.
   const bool leads = thread == kWarpgroup - 32;
   RingPosition ring;
-  TaskWalk walk(args);
+  TaskWalk<K> walk(args);
   TileTask task;
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;

@@ -10,11 +10,11 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 /// Whether the two tasks of this cluster read the same weight tile.
 template <Knobs K>
-__device__ __forceinline__ bool shares_weights(const Args& args, uint32_t rank,
-                                               const TileTask& task, int32_t index) {
-  if constexpr (K.cluster == 1) return false;
+__device__ __forceinline__ bool shares_weights(const Args& args, const TileTask& task,
+                                               int32_t index) {
+  if (K.cluster == 1 || task.num_rows == 0) return false;
   const TileTask* partner = args.tasks + (index ^ 1);
-  return partner->num_rows > 0 && task.num_rows > 0 && partner->n_block == task.n_block &&
+  return partner->num_rows > 0 && partner->n_block == task.n_block &&
          partner->expert == task.expert;
 }
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage
   uint32_t bytes = 2 * kBoxBytes;
   if constexpr (!K.gathers()) bytes += (half ? 64 : 128) * kTileRowBytes;
   barrier_arrive_expect(full, bytes);
-  const int32_t column = task.n_block * columns_per_task(K.phase);
+  const int32_t column = task.n_block * K.tile().columns;
   if (K.cluster == 2 && shared_weights) {
     // Each block of the cluster fetches one half of the tile for both.
     tma_load_4d_multicast(&args.weights, full, shared.weights[stage] + rank * kBoxBytes, 3, k,
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage
 /// The rows that a producer thread copies: every 16th from row thread / 8 on, of each the 16 bytes
 /// thread % 8 of 128. So rows of short tasks are spread over all warps.
 struct GatheredRows {
-  static constexpr int kRounds = kTileRows / 16;
+  static constexpr int kRounds = 128 / 16;
   uint32_t offset[kRounds];  // of the rows, in units of 16 bytes, so that 32 bits reach 64 GiB
   int32_t count;             // rows of the task from the thread's first one on
 
@@ -98,10 +98,11 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
   const int32_t depth_bytes = a.shape.depth * K.element_bytes();
   const int32_t steps = (depth_bytes + 127) / 128;
   RingPosition ring;
-  TaskWalk walk(a);
+  TaskWalk<K> walk(a);
   TileTask task;
-  for (int32_t index = blockIdx.x; walk.take(task); index += gridDim.x) {
-    const bool shared_weights = shares_weights<K>(a, rank, task, index);
+  while (walk.take(task)) {
+    if (K.cluster == 1 && task.num_rows == 0) continue;
+    const bool shared_weights = shares_weights<K>(a, task, walk.index());
     GatheredRows gathered;
     if constexpr (K.gathers()) gathered.find(a, task, thread);
     for (int32_t step = 0; step < steps; ++step) {

@@ -15,7 +15,7 @@ inline constexpr int kThreads = (kConsumerGroups + 1) * kWarpgroup;
 template <Knobs K>
 struct SharedStorage {
   // Operand ring, 128-byte rows in the 128-byte swizzle.
-  uint8_t rows[K.stages][kTileRows * kTileRowBytes];
+  uint8_t rows[K.stages][K.tile().rows * kTileRowBytes];
   uint8_t weights[K.stages][kTileColumns * kTileRowBytes];
   // 16 rows of 256 bytes for each consumer warp on their way out.
   uint8_t out[kConsumerWarps][16 * 256];
@@ -45,30 +45,43 @@ __device__ __forceinline__ void cluster_sync() {
                    : "memory");
 }
 
-/// Walks the tasks of this block: with a cluster, entry `rank` of every pair.
+/// Walks the tasks of this block: one of every gridDim.x, with a cluster entry `rank` of every
+/// pair. Each round starts one entry (pair) later, so that entries which stand apart by a divisor
+/// of gridDim.x, the empty halves of pairs say, do not all meet the same blocks.
+template <Knobs K>
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const Args& args)
-      : tasks_(args.tasks), count_(*args.num_tasks), index_(blockIdx.x) {
-    if (index_ < count_) next_ = load(index_);
+      : tasks_(args.tasks), count_(*args.num_tasks), place_(blockIdx.x) {
+    load();
   }
   /// False after the last task. Fetches one ahead, so that a task's start does not wait for memory.
+  /// In the last round a block may find no entry: an empty task.
   __device__ __forceinline__ bool take(TileTask& task) {
-    if (index_ >= count_) return false;
+    if (round_ >= count_) return false;
     task = next_;
-    index_ += gridDim.x;
-    if (index_ < count_) next_ = load(index_);
+    index_ = round_ + place_;
+    round_ += gridDim.x;
+    place_ += K.cluster;
+    if (place_ >= gridDim.x) place_ -= gridDim.x;
+    load();
     return true;
   }
+  /// Entry of the task taken last.
+  __device__ __forceinline__ int32_t index() const { return index_; }
 
  private:
-  __device__ __forceinline__ TileTask load(int32_t i) const {
-    const int4 raw = __ldg(reinterpret_cast<const int4*>(tasks_ + i));
-    return {raw.x, raw.y, raw.z, raw.w};
+  __device__ __forceinline__ void load() {
+    const int32_t i = round_ + place_;
+    const auto* entry = reinterpret_cast<const int4*>(tasks_ + i);
+    const int4 raw = i < count_ ? __ldg(entry) : int4{0, 0, 0, 0};
+    next_ = {raw.x, raw.y, raw.z, raw.w};
   }
   const TileTask* tasks_;
   int32_t count_;
-  int32_t index_;
+  int32_t round_ = 0;  // first entry of the next round
+  uint32_t place_;     // in it
+  int32_t index_ = 0;
   TileTask next_;
 };
 

@@ -32,8 +32,8 @@ struct SwappedBlock {
   int32_t half, tile;
   __device__ __forceinline__ SwappedBlock(const TileTask& task, int group, int i)
       : half(K.gated() ? i : 0),
-        tile(K.gated() ? task.n_block * kConsumerGroups + group
-                       : (task.n_block * kConsumerGroups + group) * 2 + i) {}
+        tile(K.gated() ? task.n_block * K.groups + group
+                       : (task.n_block * K.groups + group) * 2 + i) {}
 };
 
 /// Writes a warp's 16 columns from `column` on: v[i] is column (i & 2 ? 8 : 0) + lane / 4, row
@@ -159,12 +159,14 @@ __device__ __forceinline__ void consume_swapped_task(const Args& args, const Til
   };
   if (task.num_rows <= 16) {
     of_size.template operator()<16>();
-  } else if (task.num_rows <= 32) {
+  } else if (K.tile().rows == 32 || task.num_rows <= 32) {
     of_size.template operator()<32>();
-  } else if (task.num_rows <= 64) {
-    of_size.template operator()<64>();
-  } else {
-    of_size.template operator()<128>();
+  } else if constexpr (K.tile().rows > 32) {
+    if (task.num_rows <= 64) {
+      of_size.template operator()<64>();
+    } else {
+      of_size.template operator()<128>();
+    }
   }
 }
 

@@ -1,11 +1,13 @@
 #include "experts/cuda/split_layer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/device.h"
 #include "experts/cuda/stage_clock.h"
+#include "kernels/common/weight_panels.h"
 #include "problem/workspace_layout.h"
 
 namespace moekit::experts::cuda {
@@ -28,11 +30,35 @@ gemm::Shape down_shape(const SplitLayerSpec& spec) {
   return {spec.format, gemm::Phase::down, spec.num_experts, spec.hidden, spec.inter};
 }
 
-kernels::TaskShape task_shape(const gemm::Shape& shape) {
+kernels::TaskShape task_shape(const gemm::Shape& shape, TaskForm form) {
+  const gemm::TileSize tile = gemm::tile_size(shape.phase, form == TaskForm::few);
   kernels::TaskShape t;
-  t.tile_rows = gemm::kTileRows;
-  t.n_blocks = static_cast<int32_t>(ceil_div(shape.columns, gemm::columns_per_task(shape.phase)));
+  t.tile_rows = tile.rows;
+  t.n_blocks = static_cast<int32_t>(ceil_div(shape.columns, tile.columns));
   return t;
+}
+
+/// The form that a GEMM takes for a call of this many tokens.
+TaskForm form_for(const SplitLayerSpec& spec, const gemm::Shape& shape, int64_t num_tokens) {
+  const bool has_few = gemm::has_short_tasks(spec.format);
+  const bool has_shared = !kernels::in_panels(spec.format);
+  if (spec.form != TaskForm::automatic) {
+    const bool has = spec.form == TaskForm::few ? has_few : has_shared;
+    return has ? spec.form : TaskForm::plain;
+  }
+  const auto slots = static_cast<double>(num_tokens * spec.top_k);
+  const double experts = spec.num_experts;
+  if (has_few && slots <= 16 * experts) {
+    // Nearly all experts have no more than a task's 32 rows. Fewer tasks than two a multiprocessor
+    // would leave many of those idle; with routing by chance that many experts have rows:
+    const double active = experts * (1 - std::exp(-slots / experts));
+    if (active * task_shape(shape, TaskForm::few).n_blocks >= 2.0 * spec.num_sms) {
+      return TaskForm::few;
+    }
+  }
+  // Blocks share where an expert has two row tiles.
+  if (has_shared && slots >= 96 * experts) return TaskForm::shared;
+  return TaskForm::plain;
 }
 
 }  // namespace
@@ -60,8 +86,13 @@ struct SplitLayer::Regions {
     ticket = layout.add(2, 4);
     const gemm::Shape shapes[2] = {gate_up_shape(spec), down_shape(spec)};
     for (int i = 0; i < 2; ++i) {
-      tasks[i] = layout.add(rows::task_capacity(task_shape(shapes[i]), slots, spec.num_experts),
-                            sizeof(kernels::TileTask));
+      const auto capacity = [&](TaskForm form) {
+        return rows::task_capacity(task_shape(shapes[i], form), slots, spec.num_experts);
+      };
+      const bool short_tasks = gemm::has_short_tasks(spec.format);
+      tasks[i] = layout.add(
+          std::max(capacity(TaskForm::plain), short_tasks ? capacity(TaskForm::few) : int64_t{0}),
+          sizeof(kernels::TileTask));
     }
     if (is_fp8(spec)) {
       input = layout.add(checked_mul(spec.max_tokens, spec.hidden, "input rows"), 1);
@@ -105,17 +136,15 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   index_.pair_offsets = r.pair_offsets.in<int32_t>(base);
   index_.ticket = r.ticket.in<int32_t>(base);
   check_cuda(cudaMemset(index_.ticket, 0, 8), "cudaMemset of the index ticket");
-  const gemm::Shape shapes[2] = {gate_up_shape(spec), down_shape(spec)};
   for (int i = 0; i < 2; ++i) {
     index_.tasks[i] = r.tasks[i].in<kernels::TileTask>(base);
     index_.num_tasks[i] = index_.num_rows + 2 + i;
-    index_.shapes[i] = task_shape(shapes[i]);
   }
   const int64_t bytes = element_bytes(spec);
   const int64_t slots = spec.max_tokens * spec.top_k;
 
   gemm::Args up;
-  up.shape = shapes[0];
+  up.shape = gate_up_shape(spec);
   up.weights = weights.gate_up;
   up.rows = is_fp8(spec) ? r.input.in<void>(base) : nullptr;
   up.row_bytes = spec.hidden * bytes;
@@ -129,7 +158,7 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   up.out_row_bytes = spec.inter * bytes;
 
   gemm::Args down;
-  down.shape = shapes[1];
+  down.shape = down_shape(spec);
   down.weights = weights.down;
   down.rows = up.out;
   down.row_bytes = up.out_row_bytes;
@@ -153,13 +182,39 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
     down.row_scales = up.out_scales;
     down.row_scale_stride = up.out_scale_stride;
   }
-  check_cuda(gemm::Launch::make(up, spec.num_sms, spec.cluster, &gate_up_), "sm90 gate_up");
-  check_cuda(gemm::Launch::make(down, spec.num_sms, spec.cluster, &down_), "sm90 down");
+  gate_up_ = make_gemm(spec, up);
+  down_ = make_gemm(spec, down);
+}
+
+SplitLayer::Gemm SplitLayer::make_gemm(const SplitLayerSpec& spec, gemm::Args args) {
+  Gemm g;
+  g.shape = args.shape;
+  const auto make = [&](bool cluster, gemm::Launch& launch) {
+    check_cuda(gemm::Launch::make(args, spec.num_sms, cluster, &launch), "sm90 GEMM");
+  };
+  make(false, g.plain);
+  if (gemm::has_short_tasks(spec.format)) {
+    args.shape.short_tasks = true;
+    make(false, g.other);
+  } else if (!kernels::in_panels(spec.format)) {
+    make(true, g.other);
+  }
+  return g;
+}
+
+const gemm::Launch& SplitLayer::launch(const Gemm& g, int64_t num_tokens) const {
+  return form_for(spec_, g.shape, num_tokens) == TaskForm::plain ? g.plain : g.other;
 }
 
 void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
                        cudaStream_t stream) const {
-  check_cuda(rows::build_index(ids, num_tokens, live_tokens, spec_.top_k, spec_.num_experts, index_,
+  rows::Index call = index_;
+  const Gemm* gemms[2] = {&gate_up_, &down_};
+  for (int i = 0; i < 2; ++i) {
+    const gemm::Shape& shape = gemms[i]->shape;
+    call.shapes[i] = task_shape(shape, form_for(spec_, shape, num_tokens));
+  }
+  check_cuda(rows::build_index(ids, num_tokens, live_tokens, spec_.top_k, spec_.num_experts, call,
                                stream, spec_.overlap),
              "index kernel");
 }
@@ -194,13 +249,14 @@ void SplitLayer::sort(const void* hidden, cudaStream_t stream) const {
       "gather kernel");
 }
 
-void SplitLayer::gate_up(const void* hidden, cudaStream_t stream) const {
+void SplitLayer::gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const {
   const bool direct = spec_.gather && !is_fp8(spec_);
-  check_cuda(gate_up_.run(stream, spec_.overlap, direct ? hidden : nullptr), "sm90 gate_up");
+  check_cuda(launch(gate_up_, num_tokens).run(stream, spec_.overlap, direct ? hidden : nullptr),
+             "sm90 gate_up");
 }
 
-void SplitLayer::down(cudaStream_t stream) const {
-  check_cuda(down_.run(stream, spec_.overlap), "sm90 down");
+void SplitLayer::down(int64_t num_tokens, cudaStream_t stream) const {
+  check_cuda(launch(down_, num_tokens).run(stream, spec_.overlap), "sm90 down");
 }
 
 void SplitLayer::combine(const int32_t* ids, const float* weights, int64_t num_tokens,
@@ -231,9 +287,9 @@ void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weight
     sort(hidden, stream);
     mark(clock, Stage::index);
   }
-  gate_up(hidden, stream);
+  gate_up(hidden, num_tokens, stream);
   mark(clock, Stage::gemm1);
-  down(stream);
+  down(num_tokens, stream);
   mark(clock, Stage::gemm2);
   combine(ids, weights, num_tokens, live_tokens, out, stream, types.out);
   mark(clock, Stage::sum);

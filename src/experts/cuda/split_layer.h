@@ -12,6 +12,14 @@
 
 namespace moekit::experts::cuda {
 
+/// How the GEMMs of a call cut and share their work. Never changes bits.
+enum class TaskForm : int32_t {
+  automatic,  ///< by the rows that the call's experts have on average
+  plain,
+  few,     ///< mxfp4, nvfp4: tasks of up to 32 rows and twice the columns
+  shared,  ///< bf16, fp8: two thread blocks share weight tiles
+};
+
 /// The part of a layer that decides launches and workspace.
 struct SplitLayerSpec {
   kernels::OperandFormat format = kernels::OperandFormat::bf16;
@@ -22,8 +30,8 @@ struct SplitLayerSpec {
   ActivationSpec activation{};
   int64_t max_tokens = 0;
   int num_sms = 0;
-  bool cluster = false;  ///< share weight tiles between two blocks: a knob, never changes bits
-  bool overlap = true;   ///< programmatic dependent launches: likewise
+  TaskForm form = TaskForm::automatic;
+  bool overlap = true;  ///< programmatic dependent launches: a knob, never changes bits
   /// Rows gathered by the GEMM's loads; else copied in sorted order first, which costs a pass over
   /// them and lets TMA load them. A knob.
   bool gather = true;
@@ -71,19 +79,27 @@ class SplitLayer {
                 cudaStream_t stream,
                 kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16) const;
   void sort(const void* hidden, cudaStream_t stream) const;  ///< where !spec.gather
-  void gate_up(const void* hidden, cudaStream_t stream) const;
-  void down(cudaStream_t stream) const;
+  void gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const;
+  void down(int64_t num_tokens, cudaStream_t stream) const;
   void combine(const int32_t* ids, const float* weights, int64_t num_tokens,
                const int32_t* live_tokens, void* out, cudaStream_t stream,
                kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16) const;
 
  private:
   struct Regions;
+  /// A GEMM in the forms that its format has.
+  struct Gemm {
+    kernels::sm90_grouped_gemm::Shape shape;
+    kernels::sm90_grouped_gemm::Launch plain;
+    kernels::sm90_grouped_gemm::Launch other;  ///< few or shared
+  };
+  static Gemm make_gemm(const SplitLayerSpec& spec, kernels::sm90_grouped_gemm::Args args);
+  const kernels::sm90_grouped_gemm::Launch& launch(const Gemm& gemm, int64_t num_tokens) const;
+
   SplitLayerSpec spec_;
   std::byte* workspace_ = nullptr;
-  kernels::smxx_moe::Index index_;
-  kernels::sm90_grouped_gemm::Launch gate_up_;
-  kernels::sm90_grouped_gemm::Launch down_;
+  kernels::smxx_moe::Index index_;  ///< but for the shapes of tasks, which depend on the call
+  Gemm gate_up_, down_;
 };
 
 }  // namespace moekit::experts::cuda
