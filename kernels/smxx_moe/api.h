@@ -30,7 +30,7 @@ struct Index {
   TileTask* tasks[2] = {};            ///< task lists; null where not wanted
   int32_t* num_tasks[2] = {};         ///< [1] each
   TaskShape shapes[2];
-  // Scratch of build_index().
+  // Scratch of build_index(). Calls of up to kOneLaunchSlots slots leave it alone.
   int32_t* chunk_counts = nullptr;  ///< [chunk_count(slots), num_experts]
   int32_t* pair_offsets = nullptr;  ///< [2, num_experts + 1]
   int32_t* ticket = nullptr;        ///< [2], zero before the first call; every call leaves it zero
@@ -42,9 +42,14 @@ int64_t chunk_count(int64_t num_slots);
 /// Entries that tasks[i] must have room for.
 int64_t task_capacity(const TaskShape& shape, int64_t num_slots, int64_t num_experts);
 
-/// Counts (first launch), then sorts and cuts into tasks (second launch). Rows of an expert keep no
-/// particular order, which no result depends on. ids outside [0, num_experts) have no expert.
-/// num_experts <= 4096.
+/// Slots up to which build_index() is one launch: eight for each thread of a block, which keeps
+/// them in registers.
+inline constexpr int32_t kOneLaunchSlots = 8192;
+
+/// Counts, sorts, cuts into tasks: in one launch, or in two above kOneLaunchSlots. Its kernels let
+/// dependent launches start only when everything before build_index() is complete. Rows of an
+/// expert keep no particular order, which no result depends on. ids outside [0, num_experts) have
+/// no expert. num_experts <= 4096.
 cudaError_t build_index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
                         int32_t top_k, int32_t num_experts, const Index& index, cudaStream_t stream,
                         bool overlap = false);

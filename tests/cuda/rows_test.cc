@@ -1,6 +1,5 @@
-// Index, quantizers, combine: bit for bit against the host's definitions.
+// Quantizers, combine: bit for bit against the host's definitions.
 #include <algorithm>
-#include <array>
 
 #include "kernels/smxx_moe/api.h"
 #include "quant/row_codec.h"
@@ -12,120 +11,6 @@ namespace moekit::testing {
 namespace {
 
 namespace rows = kernels::smxx_moe;
-
-struct IndexCase {
-  const char* name;
-  int64_t tokens;
-  int32_t top_k;
-  int32_t experts;
-  int hot;  // percent of slots that go to the last expert
-};
-
-class IndexTest : public ::testing::TestWithParam<IndexCase> {};
-
-TEST_P(IndexTest, SortsAndCutsEveryRowOnce) {
-  MOEKIT_NEEDS_GPU(80);
-  const IndexCase c = GetParam();
-  Random random(7);
-  const int64_t slots = c.tokens * c.top_k;
-  std::vector<int32_t> ids(slots);
-  int32_t bad = 0;
-  for (auto& id : ids) {
-    const int64_t draw = random.below(100);
-    id = draw < c.hot ? c.experts - 1 : static_cast<int32_t>(random.below(c.experts));
-    if (draw == 99) id = -1;
-    if (draw == 98) id = c.experts + 5, ++bad;
-  }
-  rows::Index index;
-  DeviceArray<int32_t> device_ids(ids), offsets(c.experts + 1), row_slot(slots), row_token(slots),
-      slot_row(slots), counts(4);
-  index.expert_offsets = offsets.data();
-  index.row_slot = row_slot.data();
-  index.row_token = row_token.data();
-  index.slot_row = slot_row.data();
-  index.num_rows = counts.data();
-  index.dropped = counts.data() + 1;
-  DeviceArray<int32_t> chunks(rows::chunk_count(slots) * c.experts), pairs(2 * (c.experts + 1)),
-      ticket(std::vector<int32_t>{0, 0});
-  index.chunk_counts = chunks.data();
-  index.pair_offsets = pairs.data();
-  index.ticket = ticket.data();
-  index.shapes[0] = {128, 5, 4};
-  index.shapes[1] = {64, 2, 16};
-  const int64_t room = rows::task_capacity(index.shapes[0], slots, c.experts) +
-                       rows::task_capacity(index.shapes[1], slots, c.experts);
-  DeviceArray<kernels::TileTask> tasks(room);
-  index.tasks[0] = tasks.data();
-  index.tasks[1] = tasks.data() + rows::task_capacity(index.shapes[0], slots, c.experts);
-  index.num_tasks[0] = counts.data() + 2;
-  index.num_tasks[1] = counts.data() + 3;
-  device::check_cuda(
-      rows::build_index(device_ids.data(), c.tokens, nullptr, c.top_k, c.experts, index, nullptr),
-      "index");
-  const auto got_offsets = offsets.get(), got_slots = row_slot.get(), got_tokens = row_token.get(),
-             got_rows = slot_row.get(), got_counts = counts.get();
-  EXPECT_EQ(got_counts[1], bad);
-  EXPECT_EQ(ticket.get(), (std::vector<int32_t>{0, 0}));
-  std::vector<int32_t> expected(c.experts + 1, 0);
-  for (const int32_t id : ids) {
-    if (id >= 0 && id < c.experts) ++expected[id + 1];
-  }
-  for (int32_t e = 0; e < c.experts; ++e) expected[e + 1] += expected[e];
-  ASSERT_EQ(got_offsets, expected);
-  ASSERT_EQ(got_counts[0], expected.back());
-  for (int64_t s = 0; s < slots; ++s) {
-    if (ids[s] < 0 || ids[s] >= c.experts) {
-      ASSERT_EQ(got_rows[s], -1);
-      continue;
-    }
-    const int32_t row = got_rows[s];
-    ASSERT_GE(row, expected[ids[s]]);
-    ASSERT_LT(row, expected[ids[s] + 1]);
-    ASSERT_EQ(got_slots[row], s);
-    ASSERT_EQ(got_tokens[row], s / c.top_k);
-  }
-  const auto got_tasks = tasks.get();
-  for (int which = 0; which < 2; ++which) {
-    const auto shape = index.shapes[which];
-    const auto* list = got_tasks.data() + (index.tasks[which] - index.tasks[0]);
-    std::vector<int> covered(static_cast<size_t>(expected.back()) * shape.n_blocks, 0);
-    for (int32_t t = 0; t < got_counts[2 + which]; ++t) {
-      const auto& task = list[t];
-      for (int32_t r = 0; r < task.num_rows; ++r) {
-        ASSERT_GE(task.first_row + r, expected[task.expert]);
-        ASSERT_LT(task.first_row + r, expected[task.expert + 1]);
-        ++covered[static_cast<size_t>(task.first_row + r) * shape.n_blocks + task.n_block];
-      }
-    }
-    ASSERT_TRUE(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, IndexTest,
-    ::testing::Values(IndexCase{"one", 1, 8, 128, 0}, IndexCase{"few", 3, 2, 5, 0},
-                      IndexCase{"hot", 700, 4, 16, 90}, IndexCase{"many", 5000, 8, 256, 0},
-                      IndexCase{"single", 300, 1, 1, 0}, IndexCase{"wide", 900, 2, 2048, 30}),
-    [](const auto& info) { return std::string(info.param.name); });
-
-TEST(Index, LiveCountBoundsTheCall) {
-  MOEKIT_NEEDS_GPU(80);
-  const std::vector<int32_t> ids(64, 1);
-  DeviceArray<int32_t> device_ids(ids), live(std::vector<int32_t>{5}), out(4 + 64 * 3 + 8);
-  DeviceArray<int32_t> scratch(std::vector<int32_t>(32, 0));
-  rows::Index index;
-  index.num_rows = out.data();
-  index.expert_offsets = out.data() + 4;
-  index.row_slot = out.data() + 8;
-  index.row_token = out.data() + 72;
-  index.slot_row = out.data() + 136;
-  index.ticket = scratch.data();
-  index.chunk_counts = scratch.data() + 8;
-  index.pair_offsets = scratch.data() + 16;
-  device::check_cuda(rows::build_index(device_ids.data(), 32, live.data(), 2, 3, index, nullptr),
-                     "index");
-  EXPECT_EQ(out.get()[0], 10);
-}
 
 struct QuantCase {
   ActivationScheme scheme;
