@@ -73,9 +73,13 @@ struct QuantizedRows {
 
 /// The chains of docs/numerics.md, bit for bit. rows: [num_rows, width], row_bytes apart, aligned
 /// to 16 bytes; width is a multiple of 16. live_rows (device, may be null) holds the real count.
+/// independent_of_predecessor, which matters with `overlap` only: the work may run beside the
+/// launch before it on the stream, and the kernel still ends after that one. Right where that
+/// launch is build_index() (which lets dependents start only when everything before it is
+/// complete), and it neither writes `rows` or `live_rows` nor touches `out`.
 cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int64_t num_rows,
                           const int32_t* live_rows, const QuantizedRows& out, cudaStream_t stream,
-                          bool overlap = false);
+                          bool overlap = false, bool independent_of_predecessor = false);
 
 /// to[row] = from[token of row] for all rows of the index, `row_bytes` each (a multiple of 4),
 /// dense on both sides. max_rows sizes the launch.

@@ -97,6 +97,77 @@ INSTANTIATE_TEST_SUITE_P(
         QuantCase{scheme(ActivationFormat::nvfp4, true), 0.0123f},
         QuantCase{scheme(ActivationFormat::nvfp4, true, ScaleSense::divisor), 310.0f}));
 
+// What a chain relies on: beside the index, rows are read after whatever wrote them, and what
+// follows comes after the index too.
+TEST(Quantize, BesideTheIndexReadsWhatCameBefore) {
+  MOEKIT_NEEDS_GPU(80);
+  const int64_t tokens = 64, width = 2048, rounds = 24;
+  const int32_t experts = 32;
+  Random random(11);
+  const RowFormat format = RowFormat::of(ActivationFormat::fp8_block, width);
+  DeviceArray<float> hidden(tokens * width), ones(std::vector<float>(tokens, 1.0f));
+  const std::vector<int32_t> zeros(tokens, 0);
+  DeviceArray<int32_t> zero_ids(zeros), live(std::vector<int32_t>{static_cast<int32_t>(tokens)});
+  std::vector<int32_t> ids(tokens);
+  for (auto& id : ids) id = static_cast<int32_t>(random.below(experts));
+  DeviceArray<int32_t> device_ids(ids), offsets(experts + 1), row_slot(tokens), row_token(tokens),
+      slot_row(tokens), num_rows(1);
+  rows::Index index;
+  index.expert_offsets = offsets.data();
+  index.row_slot = row_slot.data();
+  index.row_token = row_token.data();
+  index.slot_row = slot_row.data();
+  index.num_rows = num_rows.data();
+  rows::QuantizedRows out;
+  out.scheme.format = ActivationFormat::fp8_block;
+  out.width = width;
+  out.row_bytes = out.scale_row_bytes = format.record_bytes;
+  // One buffer of codes in all rounds, as a layer has; gathered rows of each round are kept.
+  DeviceArray<uint8_t> records(tokens * format.record_bytes);
+  out.codes = records.data();
+  out.scales = records.data() + format.scale_offset;
+  std::vector<DeviceArray<float>> sources;
+  std::vector<DeviceArray<uint8_t>> sorted;
+  std::vector<std::vector<float>> x(rounds, std::vector<float>(tokens * width));
+  for (auto& values : x) {
+    for (auto& v : values) v = random.normal();
+    sources.emplace_back(values);
+    sorted.emplace_back(tokens * format.record_bytes);
+  }
+  const device::Stream stream;
+  device::check_cuda(cudaDeviceSynchronize(), "uploads");  // the stream does not wait for them
+  for (int64_t i = 0; i < rounds; ++i) {
+    // combine_rows() with one slot of weight 1 copies.
+    device::check_cuda(rows::combine_rows(sources[i].data(), rows::RowType::f32, zero_ids.data(),
+                                          ones.data(), tokens, nullptr, 1, 1, width,
+                                          rows::RowType::f32, hidden.data(), stream.get(), true),
+                       "copy");
+    device::check_cuda(rows::build_index(device_ids.data(), tokens, nullptr, 1, experts, index,
+                                         stream.get(), true),
+                       "index");
+    device::check_cuda(rows::quantize_rows(hidden.data(), rows::RowType::f32, width * 4, tokens,
+                                           live.data(), out, stream.get(), true, true),
+                       "quantize");
+    device::check_cuda(rows::gather_rows(records.data(), format.record_bytes, index, tokens,
+                                         sorted[i].data(), stream.get(), true),
+                       "gather");
+  }
+  std::vector<std::byte> expected(format.record_bytes);
+  for (int64_t i = 0; i < rounds; ++i) {
+    const auto got = sorted[i].get();
+    // Rows of an expert keep no order: each is looked for.
+    for (int64_t t = 0; t < tokens; ++t) {
+      quant::encode_row(out.scheme, 1.0f, x[i].data() + t * width, width, expected.data());
+      int64_t found = 0;
+      for (int64_t r = 0; r < tokens; ++r) {
+        found += std::memcmp(got.data() + r * format.record_bytes, expected.data(),
+                             static_cast<size_t>(format.record_bytes)) == 0;
+      }
+      ASSERT_EQ(found, 1) << "round " << i << ", token " << t;
+    }
+  }
+}
+
 TEST(Combine, IsTheSlotOrderedSumBitForBit) {
   MOEKIT_NEEDS_GPU(80);
   const int64_t tokens = 61, width = 264;

@@ -19,15 +19,17 @@ struct QuantizeArgs {
   int64_t num_rows;
   const int32_t* live_rows;
   QuantizedRows out;
+  bool independent_of_predecessor;
 };
 
+/// From L2: where nothing was waited for, L1 may still have what lay there before.
 template <RowType kType>
 __device__ __forceinline__ float4 load4(const void* row, int64_t column) {
   if constexpr (kType == RowType::f32) {
-    return *reinterpret_cast<const float4*>(static_cast<const float*>(row) + column);
+    return __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(row) + column));
   } else {
     const uint2 raw =
-        *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(row) + column);
+        __ldcg(reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(row) + column));
     return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
             __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u)};
   }
@@ -198,9 +200,7 @@ __device__ __forceinline__ void quantize_columns(const QuantizeArgs& args, int64
 }
 
 template <RowType kType, ActivationFormat kFormat>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArgs args) {
-  wait_for_predecessor();
-  release_dependents();
+__device__ __forceinline__ void quantize_share(const QuantizeArgs& args) {
   const int64_t rows = live_count(args.num_rows, args.live_rows);
   const int lane = threadIdx.x % 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
@@ -237,6 +237,16 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArgs a
                                 lane);
     }
   }
+}
+
+template <RowType kType, ActivationFormat kFormat>
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const __grid_constant__ QuantizeArgs args) {
+  if (!args.independent_of_predecessor) wait_for_predecessor();
+  release_dependents();
+  quantize_share<kType, kFormat>(args);
+  // Whoever waits for this kernel relies on all that came before it.
+  if (args.independent_of_predecessor) wait_for_predecessor();
 }
 
 template <RowType kType>
@@ -298,12 +308,12 @@ __global__ void dequantize_kernel(const QuantizedRows in, int64_t num_rows, floa
 
 cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int64_t num_rows,
                           const int32_t* live_rows, const QuantizedRows& out, cudaStream_t stream,
-                          bool overlap) {
+                          bool overlap, bool independent_of_predecessor) {
   if (out.width <= 0 || out.width % 16 != 0 || row_bytes % 16 != 0 || out.row_bytes % 4 != 0) {
     return cudaErrorInvalidValue;
   }
   if (num_rows == 0) return cudaSuccess;
-  const QuantizeArgs args{rows, row_bytes, num_rows, live_rows, out};
+  const QuantizeArgs args{rows, row_bytes, num_rows, live_rows, out, independent_of_predecessor};
   return type == RowType::f32 ? launch_format<RowType::f32>(args, stream, overlap)
                               : launch_format<RowType::bf16>(args, stream, overlap);
 }

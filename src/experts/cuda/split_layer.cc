@@ -220,7 +220,7 @@ void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* li
 }
 
 void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
-                          cudaStream_t stream, rows::RowType type) const {
+                          cudaStream_t stream, rows::RowType type, bool beside_index) const {
   const Regions r(spec_);
   rows::QuantizedRows out;
   out.scheme.format = ActivationFormat::fp8_block;
@@ -231,7 +231,7 @@ void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t*
   out.scale_row_bytes = ceil_div(spec_.hidden, 128) * 4;
   const int64_t row_bytes = int64_t{spec_.hidden} * (type == rows::RowType::f32 ? 4 : 2);
   check_cuda(rows::quantize_rows(hidden, type, row_bytes, num_tokens, live_tokens, out, stream,
-                                 spec_.overlap),
+                                 spec_.overlap, beside_index),
              "quantize kernel");
 }
 
@@ -280,7 +280,7 @@ void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weight
   index(ids, num_tokens, live_tokens, stream);
   mark(clock, Stage::index);
   if (is_fp8(spec_)) {
-    quantize(hidden, num_tokens, live_tokens, stream, types.in);
+    quantize(hidden, num_tokens, live_tokens, stream, types.in, /*beside_index=*/true);
     mark(clock, Stage::quantize);
   }
   if (!spec_.gather) {

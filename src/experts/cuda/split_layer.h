@@ -72,12 +72,15 @@ class SplitLayer {
            const int32_t* live_tokens, void* out, cudaStream_t stream, RowTypes types = {},
            StageClock* clock = nullptr) const;
 
-  /// The single steps of run(), for profiles.
+  /// The single steps of run(), for profiles. beside_index: the launch before on the stream is
+  /// index() of the same call, which quantizing need not wait for: it reads hidden and live_tokens,
+  /// written before the index, and writes what the call before has read.
   void index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
              cudaStream_t stream) const;
   void quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
                 cudaStream_t stream,
-                kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16) const;
+                kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16,
+                bool beside_index = false) const;
   void sort(const void* hidden, cudaStream_t stream) const;  ///< where !spec.gather
   void gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const;
   void down(int64_t num_tokens, cudaStream_t stream) const;
