@@ -29,26 +29,33 @@ struct TaskShape {
     return tiles / 2 * n_blocks + (tiles % 2) * ((n_blocks + 1) / 2);
   }
 
-  /// Task `half` (0, 1) of pair `pair` of an expert whose rows start at `first_row`. Inside a group
-  /// of row tiles the rows run fastest, so that neighbours in time share weights.
+  /// Task `half` (0, 1) of pair `pair` of an expert whose rows start at `first_row`. A group of row
+  /// tiles sweeps over the columns, two blocks of them at a time: the group's pairs at the one, at
+  /// the other, then the odd last row tile, if it is of this group, at both. So whoever reads the
+  /// same weights does so at about the same time, while L2 has them.
   MOEKIT_HOST_DEVICE constexpr TileTask task(int32_t expert, int32_t first_row, int32_t rows,
                                              int32_t pair, int32_t half) const {
     const int32_t tiles = (rows + tile_rows - 1) / tile_rows;
     const int32_t row_pairs = tiles / 2;
+    const int32_t group_pairs = row_group / 2;
+    const int32_t groups = row_pairs == 0 ? 1 : (row_pairs + group_pairs - 1) / group_pairs;
+    const int32_t in_order = pair / (group_pairs * n_blocks);
+    const int32_t group = in_order < groups ? in_order : groups - 1;
+    const int32_t first = group * group_pairs;
+    const int32_t left = row_pairs - first;
+    const int32_t height = left < group_pairs ? left : group_pairs;
+    const int32_t sweep = 2 * height + (group == groups - 1 ? tiles % 2 : 0);
+    const int32_t in_group = pair - first * n_blocks;
+    const int32_t n = in_group / sweep * 2, step = in_group % sweep;
+    const int32_t columns = n + 1 < n_blocks ? 2 : 1;
     TileTask t;
     t.expert = expert;
-    int32_t tile = 0;
-    if (pair < row_pairs * n_blocks) {
-      const int32_t group_pairs = row_group / 2;
-      const int32_t group = pair / (group_pairs * n_blocks);
-      const int32_t in_group = pair - group * group_pairs * n_blocks;
-      const int32_t left = row_pairs - group * group_pairs;
-      const int32_t height = left < group_pairs ? left : group_pairs;
-      t.n_block = in_group / height;
-      tile = (group * group_pairs + in_group % height) * 2 + half;
+    int32_t tile = tiles - 1;
+    if (step < columns * height) {
+      t.n_block = n + step / height;
+      tile = (first + step % height) * 2 + half;
     } else {
-      t.n_block = (pair - row_pairs * n_blocks) * 2 + half;
-      tile = tiles - 1;
+      t.n_block = n + half;
     }
     t.first_row = first_row + tile * tile_rows;
     const int32_t rest = rows - tile * tile_rows;

@@ -150,6 +150,23 @@ TEST(TaskShape, PairsShareWeightsWhereTwoRowTilesAreThere) {
   }
 }
 
+TEST(TaskShape, ReadersOfTheSameWeightsAreNeighbours) {
+  for (const int32_t n_blocks : {4, 7}) {
+    for (const int32_t rows : {5, 300, 128 * 5, 128 * 8}) {
+      const TaskShape shape{128, n_blocks, 16};
+      int32_t last = 0;
+      for (int32_t pair = 0; pair < shape.num_pairs(rows); ++pair) {
+        for (int32_t half = 0; half < 2; ++half) {
+          const TileTask t = shape.task(0, 0, rows, pair, half);
+          if (t.num_rows == 0) continue;
+          EXPECT_GE(t.n_block / 2, last) << "pair " << pair << " of " << rows << " rows";
+          last = t.n_block / 2;
+        }
+      }
+    }
+  }
+}
+
 TEST(Activation, EpilogueFormsAreTheDefinitions) {
   for (const ActivationKind kind :
        {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
