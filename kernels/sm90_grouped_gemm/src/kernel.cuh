@@ -9,12 +9,12 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 // Registers a thread. A block starts with 168 for each of its 384 threads (65536 / 384, rounded
 // down to a multiple of 8) and can only hand those around: asking for one more waits for ever.
-// Gathering needs some, issuing TMA next to none.
-constexpr int producer_registers(Knobs k) { return k.gathers() ? 40 : 24; }
-constexpr int consumer_registers(Knobs k) { return k.gathers() ? 232 : 240; }
-constexpr bool registers_fit(Knobs k) {
-  return producer_registers(k) + kConsumerGroups * consumer_registers(k) <=
-         168 * (kConsumerGroups + 1);
+// Issuing TMA needs few, gathering more; fp8's two sets of sums take what they can get.
+constexpr int consumer_registers(Knobs k) {
+  return k.format == Format::fp8_block && !k.gathers() ? 240 : 232;
+}
+constexpr int producer_registers(Knobs k) {
+  return 168 * (kConsumerGroups + 1) - kConsumerGroups * consumer_registers(k);
 }
 
 template <Knobs K>
@@ -97,8 +97,6 @@ template <typename Tuning>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm(const __grid_constant__ KernelArgs args) {
   constexpr Knobs K = Tuning::knobs;
-  static_assert(registers_fit(K),
-                "setmaxnreg would wait for registers that the block does not have");
   extern __shared__ uint8_t dynamic[];
   SharedStorage<K>& shared = shared_storage<K>(dynamic);
   const int group = threadIdx.x / kWarpgroup;
@@ -117,8 +115,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     cluster_sync();
   }
-  wait_for_predecessor();
-  release_dependents();
+  if (!K.starts_early() || group > 0) {
+    wait_for_predecessor();
+    release_dependents();
+  }
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers(K)));
     if (K.gathers() || thread == 0) produce<K>(args, shared, thread);

@@ -20,6 +20,8 @@ struct Knobs {
 
   constexpr bool gathers() const { return gather && phase != Phase::down; }
   constexpr bool gated() const { return phase == Phase::gate_up; }
+  /// Whether weights are loaded before the predecessor, which makes the rows, has ended.
+  constexpr bool starts_early() const { return phase == Phase::down; }
   constexpr TileSize tile() const { return tile_size(phase, groups == 4); }
   /// Of rows; weights in panels have fewer.
   constexpr int32_t element_bytes() const { return format == Format::fp8_block ? 1 : 2; }

@@ -35,11 +35,15 @@ __global__ void __launch_bounds__(panel_threads(Tuning::knobs), 1)
     fence_barrier_init();
   }
   __syncthreads();
-  wait_for_predecessor();
-  release_dependents();
+  // `up` takes an instance of `down`; the tasks come from its predecessor.
+  const bool early = K.starts_early() && args.shape.phase == Phase::down;
+  if (!early || group > 0) {
+    wait_for_predecessor();
+    release_dependents();
+  }
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPanelProducerRegisters));
-    produce_panels<K>(kernel, shared, thread);
+    produce_panels<K>(kernel, shared, thread, early);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(panel_consumer_registers(K)));
     consume_panels<K>(args, shared, group - 1, thread);

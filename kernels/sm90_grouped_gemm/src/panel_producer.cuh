@@ -45,9 +45,10 @@ struct PanelStream {
 };
 
 /// Rows come by TMA where they lie in order and fill a tile, else by copies of just those rows.
+/// early: the ring is filled with weights before the predecessor has ended, as in producer.cuh.
 template <Knobs K>
 __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelStorage<K>& shared,
-                                               int thread) {
+                                               int thread, bool early) {
   const Args& args = kernel.args;
   const int32_t depth_bytes = args.shape.depth * K.element_bytes();
   const int32_t blocks = panel_steps(args.shape.depth);
@@ -56,19 +57,32 @@ __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelSt
   RingPosition ring;
   TaskWalk<K> walk(args);
   TileTask task;
+  bool first_task = true;
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;
     const PanelStream<K> weights(args, task);
     const bool tiles = args.row_index == nullptr && task.num_rows > 64;
+    auto load = [&](int32_t block, uint32_t stage) {
+      const int32_t count = blocks - block < kStageBlocks ? blocks - block : kStageBlocks;
+      weights.load(&shared.full[stage], shared.weights[stage], block, count,
+                   tiles ? count * PanelStorage<K>::kRowsBytes : 0);
+    };
+    int32_t ahead = 0;  // blocks of depth whose weights are under way
+    if (early && first_task) {
+      for (int32_t stage = 0; stage < K.stages && ahead < blocks; ++stage, ahead += kStageBlocks) {
+        if (leads) load(ahead, stage);
+      }
+      wait_for_predecessor();
+    }
+    first_task = false;
     GatheredRows rows;
     if (!tiles) rows.find(args, task, thread);
     for (int32_t block = 0; block < blocks; block += kStageBlocks) {
       const int32_t count = blocks - block < kStageBlocks ? blocks - block : kStageBlocks;
       uint64_t* full = &shared.full[ring.stage];
-      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-      if (leads) {
-        weights.load(full, shared.weights[ring.stage], block, count,
-                     tiles ? count * PanelStorage<K>::kRowsBytes : 0);
+      if (block >= ahead) {
+        barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+        if (leads) load(block, ring.stage);
       }
       for (int32_t i = 0; i < count; ++i) {
         uint8_t* to = shared.rows[ring.stage] + i * PanelStorage<K>::kRowsBytes;

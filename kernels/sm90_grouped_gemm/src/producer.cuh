@@ -18,12 +18,11 @@ __device__ __forceinline__ bool shares_weights(const Args& args, const TileTask&
          partner->expert == task.expert;
 }
 
-/// One thread: announces the bytes of a stage and loads its weight tile (and, for `down`, its
-/// rows).
+/// One thread: announces all bytes of a stage and loads its weight tile.
 template <Knobs K>
-__device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage<K>& shared,
-                                           const TileTask& task, bool shared_weights, uint32_t rank,
-                                           uint32_t stage, int32_t k) {
+__device__ __forceinline__ void load_weights(const KernelArgs& args, SharedStorage<K>& shared,
+                                             const TileTask& task, bool shared_weights,
+                                             uint32_t rank, uint32_t stage, int32_t k) {
   constexpr uint32_t kBoxBytes = kTileColumns / 2 * kTileRowBytes;
   uint64_t* full = &shared.full[stage];
   if (task.num_rows == 0) {
@@ -44,12 +43,18 @@ __device__ __forceinline__ void load_stage(const KernelArgs& args, SharedStorage
     tma_load_4d(&args.weights, full, shared.weights[stage] + kBoxBytes, k, column + K.box_rows(), 0,
                 task.expert);
   }
-  if constexpr (!K.gathers()) {
+}
+
+/// One thread: loads the rows of a stage where they lie in order.
+template <Knobs K>
+__device__ __forceinline__ void load_rows(const KernelArgs& args, SharedStorage<K>& shared,
+                                          const TileTask& task, uint32_t stage, int32_t k) {
+  uint64_t* full = &shared.full[stage];
+  if (task.num_rows > 0) {
     tma_load_2d(&args.rows, full, shared.rows[stage], k, task.first_row);
-    if (!half) {
-      tma_load_2d(&args.rows, full, shared.rows[stage] + 64 * kTileRowBytes, k,
-                  task.first_row + 64);
-    }
+  }
+  if (task.num_rows > 64) {
+    tma_load_2d(&args.rows, full, shared.rows[stage] + 64 * kTileRowBytes, k, task.first_row + 64);
   }
 }
 
@@ -89,7 +94,8 @@ struct GatheredRows {
   }
 };
 
-/// The whole role. All 128 threads where rows are gathered, one thread otherwise.
+/// The whole role. All 128 threads where rows are gathered, one thread otherwise. `down` fills the
+/// ring with weights before its predecessor has ended: tasks are older than that.
 template <Knobs K>
 __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>& shared,
                                         int thread) {
@@ -100,19 +106,33 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
   RingPosition ring;
   TaskWalk<K> walk(a);
   TileTask task;
+  bool first_task = true;
   while (walk.take(task)) {
     if (K.cluster == 1 && task.num_rows == 0) continue;
     const bool shared_weights = shares_weights<K>(a, task, walk.index());
     GatheredRows gathered;
     if constexpr (K.gathers()) gathered.find(a, task, thread);
+    int32_t ahead = 0;  // stages whose weights are under way
+    if (K.starts_early() && first_task) {
+      for (; ahead < K.stages && ahead < steps; ++ahead) {
+        load_weights<K>(args, shared, task, shared_weights, rank, ahead, ahead * K.block_depth());
+      }
+      wait_for_predecessor();
+    }
+    first_task = false;
     for (int32_t step = 0; step < steps; ++step) {
-      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-      if (thread == 0) {
-        load_stage<K>(args, shared, task, shared_weights, rank, ring.stage, step * K.block_depth());
+      const int32_t k = step * K.block_depth();
+      if (step >= ahead) {
+        barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+        if (thread == 0) {
+          load_weights<K>(args, shared, task, shared_weights, rank, ring.stage, k);
+        }
       }
       if constexpr (K.gathers()) {
         gathered.copy(a, shared.rows[ring.stage], step * 128, depth_bytes, thread);
         copy_async_arrive(&shared.full[ring.stage]);
+      } else {
+        load_rows<K>(args, shared, task, ring.stage, k);
       }
       ring.advance<K.stages>();
     }

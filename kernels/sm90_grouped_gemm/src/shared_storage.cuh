@@ -52,7 +52,7 @@ template <Knobs K>
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const Args& args)
-      : tasks_(args.tasks), count_(*args.num_tasks), place_(blockIdx.x) {
+      : tasks_(args.tasks), count_(__ldcg(args.num_tasks)), place_(blockIdx.x) {
     load();
   }
   /// False after the last task. Fetches one ahead, so that a task's start does not wait for memory.
@@ -74,7 +74,8 @@ class TaskWalk {
   __device__ __forceinline__ void load() {
     const int32_t i = round_ + place_;
     const auto* entry = reinterpret_cast<const int4*>(tasks_ + i);
-    const int4 raw = i < count_ ? __ldg(entry) : int4{0, 0, 0, 0};
+    // From L2: `down` may have started while the predecessor of its predecessor had just ended.
+    const int4 raw = i < count_ ? __ldcg(entry) : int4{0, 0, 0, 0};
     next_ = {raw.x, raw.y, raw.z, raw.w};
   }
   const TileTask* tasks_;

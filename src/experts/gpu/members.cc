@@ -305,7 +305,7 @@ namespace {
 
 /// Bytes of fp8 weights that a call reads beyond which the split chain is the faster one, on an
 /// H200 (docs/performance-gpu.md): it streams them better, decode has fewer launches.
-constexpr double kFp8SplitBytes = 0.8e9;
+constexpr double kFp8SplitBytes = 0.65e9;
 
 /// Of the experts that `num_tokens` tokens choose, if all are as likely.
 double expected_weight_bytes(const MoeConfig& c, int64_t num_tokens) {
