@@ -7,7 +7,7 @@
 //              0|1]
 //              [--decode 0|1] [--gather 0|1] [--steps]
 //
-// --decode 0 takes the split chain where the decode chain would serve (8 tokens and less).
+// --decode says which chain serves 8 tokens and less (0: split), instead of the members' choice.
 // --steps times the steps of the chain one by one (each in a graph of its own) as well.
 #include <cuda_bf16.h>
 
@@ -55,7 +55,7 @@ struct Options {
   std::vector<int64_t> tokens{1, 8, 64, 512, 4096, 16384};
   moekit::experts::cuda::TaskForm form{};
   int replays = 25;
-  bool overlap = true, decode = true, gather = true, steps = false;
+  bool overlap = true, decode = true, choose = true, gather = true, steps = false;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -101,7 +101,7 @@ Options parse(int argc, char** argv) {
     else if (flag == "--overlap")
       o.overlap = value == "1";
     else if (flag == "--decode")
-      o.decode = value == "1";
+      o.decode = value == "1", o.choose = false;
     else if (flag == "--gather")
       o.gather = value == "1";
     else if (flag == "--tokens") {
@@ -347,7 +347,11 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   spec.gather = o.gather;
   std::vector<Call> list(calls);
   double active = 0.0;
-  const bool decode = o.decode && DecodeLayer::refusal(spec) == nullptr;
+  // As the member does, unless --decode says which.
+  const double read = kernels::expected_experts(m.experts, static_cast<double>(tokens * m.top_k)) *
+                      expert_bytes(m, format);
+  const bool decode = o.decode && DecodeLayer::refusal(spec) == nullptr &&
+                      !(o.choose && fp8 && read > kernels::kFp8SplitBytes);
   for (int i = 0; i < calls; ++i) {
     Call& c = list[i];
     const auto ids = route(m, tokens, zipf, 1000 + i);

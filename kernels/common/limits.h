@@ -2,6 +2,7 @@
 // the members that promise them; reading it needs no CUDA.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -26,6 +27,15 @@ inline constexpr Limits kGroupedGemmLimits{
 /// smxx_decode.
 inline constexpr Limits kDecodeLimits{
     .size_multiple = 32, .max_tokens = 8, .max_slots = 64, .max_elements = 100000};
+
+/// Bytes of fp8 weights that a call of few tokens reads beyond which the split chain is the faster
+/// one, on an H200 (docs/performance-gpu.md): it streams them better, decode has fewer launches.
+inline constexpr double kFp8SplitBytes = 0.65e9;
+
+/// Of `experts`, how many `slots` choices hit on average, if all are as likely.
+inline double expected_experts(double experts, double slots) {
+  return experts * (1.0 - std::pow(1.0 - 1.0 / experts, slots));
+}
 
 /// Dynamic shared memory of smxx_decode's gate_up: the rows, padded, and a scale per 128 columns.
 constexpr int64_t decode_shared_bytes(int64_t tokens, int64_t hidden, int64_t element_bytes) {

@@ -1,12 +1,12 @@
 #include "experts/cuda/split_layer.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/device.h"
 #include "experts/cuda/stage_clock.h"
+#include "kernels/common/limits.h"
 #include "kernels/common/weight_panels.h"
 #include "problem/workspace_layout.h"
 
@@ -51,7 +51,7 @@ TaskForm form_for(const SplitLayerSpec& spec, const gemm::Shape& shape, int64_t 
   if (has_few && slots <= 16 * experts) {
     // Nearly all experts have no more than a task's 32 rows. Fewer tasks than two a multiprocessor
     // would leave many of those idle; with routing by chance that many experts have rows:
-    const double active = experts * (1 - std::exp(-slots / experts));
+    const double active = kernels::expected_experts(experts, slots);
     if (active * task_shape(shape, TaskForm::few).n_blocks >= 2.0 * spec.num_sms) {
       return TaskForm::few;
     }

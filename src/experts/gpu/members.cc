@@ -1,7 +1,6 @@
 #include "experts/gpu/members.h"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 
 #include "base/check.h"
@@ -303,15 +302,10 @@ std::unique_ptr<device::DeviceExperts> CudaExperts::make_device_experts(
 
 namespace {
 
-/// Bytes of fp8 weights that a call reads beyond which the split chain is the faster one, on an
-/// H200 (docs/performance-gpu.md): it streams them better, decode has fewer launches.
-constexpr double kFp8SplitBytes = 0.65e9;
-
 /// Of the experts that `num_tokens` tokens choose, if all are as likely.
 double expected_weight_bytes(const MoeConfig& c, int64_t num_tokens) {
-  const auto slots = static_cast<double>(num_tokens * c.top_k);
-  const auto experts = static_cast<double>(c.num_experts);
-  const double chosen = experts * (1.0 - std::pow(1.0 - 1.0 / experts, slots));
+  const double chosen = kernels::expected_experts(static_cast<double>(c.num_experts),
+                                                  static_cast<double>(num_tokens * c.top_k));
   return chosen * static_cast<double>(cuda::ExpertImage(c, ExpertKernels::sm90).bytes);
 }
 
@@ -326,7 +320,7 @@ std::vector<Knobs> CudaExperts::candidates(const Problem& problem, int64_t num_t
   std::vector<Knobs> both{Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
   const MoeConfig& c = problem.config;
   if (c.gate_up_weights.format == WeightFormat::fp8_block &&
-      expected_weight_bytes(c, num_tokens) > kFp8SplitBytes) {
+      expected_weight_bytes(c, num_tokens) > kernels::kFp8SplitBytes) {
     std::swap(both[0], both[1]);
   }
   return both;
