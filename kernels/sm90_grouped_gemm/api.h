@@ -70,6 +70,9 @@ struct Args {
   EpilogueActivation activation;
   const TileTask* tasks = nullptr;
   const int32_t* num_tasks = nullptr;  ///< device; even
+  /// Device, [2]: from which blocks take numbers of tasks. Zero before the first call; every call
+  /// leaves it zero.
+  int32_t* next_task = nullptr;
   void* out = nullptr;
   int64_t out_row_bytes = 0;
   const int32_t* out_index = nullptr;  ///< down: sorted row -> output row; null: itself

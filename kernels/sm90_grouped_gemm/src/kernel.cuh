@@ -9,9 +9,9 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 // Registers a thread. A block starts with 168 for each of its 384 threads (65536 / 384, rounded
 // down to a multiple of 8) and can only hand those around: asking for one more waits for ever.
-// Issuing TMA needs few, gathering more; fp8's two sets of sums take what they can get.
+// fp8's two sets of sums take more than bf16's one.
 constexpr int consumer_registers(Knobs k) {
-  return k.format == Format::fp8_block && !k.gathers() ? 240 : 232;
+  return k.format == Format::fp8_block && !k.gathers() ? 232 : 224;
 }
 constexpr int producer_registers(Knobs k) {
   return 168 * (kConsumerGroups + 1) - kConsumerGroups * consumer_registers(k);
@@ -78,9 +78,9 @@ __device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shar
   const int warp = thread / 32;
   const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
   RingPosition ring;
-  TaskWalk<K> walk(args);
+  TaskReader<K> reader(shared.tasks);
   TileTask task;
-  while (walk.take(task)) {
+  while (reader.take(task)) {
     if (task.num_rows == 0) {
       if constexpr (K.cluster > 1) skip_task<K>(shared, ring, steps, lane);
     } else if (task.num_rows > 64) {
@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&shared.full[s], full_arrivals<K>());
       barrier_init(&shared.empty[s], kConsumerWarps * K.cluster);
     }
+    shared.tasks.init<K>(kConsumerWarps + (K.gathers() ? 4 : 1));
     fence_barrier_init();
   }
   if constexpr (K.cluster == 1) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ void consume_panels(const Args& args, PanelStorage<K>
   const int32_t blocks = panel_steps(args.shape.depth);
   uint8_t* staging = shared.out[group * 4 + warp];
   RingPosition ring;
-  TaskWalk<K> walk(args);
+  TaskWalk walk(args);
   TileTask task;
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;

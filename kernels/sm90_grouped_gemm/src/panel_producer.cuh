@@ -55,7 +55,7 @@ __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelSt
   // Not of the warp that copies the rows of a short task.
   const bool leads = thread == kWarpgroup - 32;
   RingPosition ring;
-  TaskWalk<K> walk(args);
+  TaskWalk walk(args);
   TileTask task;
   bool first_task = true;
   while (walk.take(task)) {

@@ -30,4 +30,41 @@ __device__ __forceinline__ PanelStorage<K>& panel_storage(uint8_t* dynamic) {
   return *reinterpret_cast<PanelStorage<K>*>(dynamic + ((1024u - (address & 1023u)) & 1023u));
 }
 
+/// Walks the tasks of this block: one of every gridDim.x. Each round starts one entry later, so
+/// that entries which stand apart by a divisor of gridDim.x, the empty halves of pairs say, do not
+/// all meet the same blocks. (A queue as of the other kernels cost these, whose tasks are short,
+/// more than it gave.)
+class TaskWalk {
+ public:
+  __device__ __forceinline__ explicit TaskWalk(const Args& args)
+      : tasks_(args.tasks), count_(__ldcg(args.num_tasks)), place_(blockIdx.x) {
+    load();
+  }
+  /// False after the last task. Fetches one ahead, so that a task's start does not wait for memory.
+  /// In the last round a block may find no entry: an empty task.
+  __device__ __forceinline__ bool take(TileTask& task) {
+    if (round_ >= count_) return false;
+    task = next_;
+    round_ += gridDim.x;
+    place_ += 1;
+    if (place_ >= gridDim.x) place_ -= gridDim.x;
+    load();
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ void load() {
+    const int32_t i = round_ + place_;
+    const auto* entry = reinterpret_cast<const int4*>(tasks_ + i);
+    // From L2: `down` may have started while the predecessor of its predecessor had just ended.
+    const int4 raw = i < count_ ? __ldcg(entry) : int4{0, 0, 0, 0};
+    next_ = {raw.x, raw.y, raw.z, raw.w};
+  }
+  const TileTask* tasks_;
+  int32_t count_;
+  int32_t round_ = 0;  // first entry of the next round
+  uint32_t place_;     // in it
+  TileTask next_;
+};
+
 }  // namespace moekit::kernels::sm90_grouped_gemm

@@ -8,16 +8,6 @@
 
 namespace moekit::kernels::sm90_grouped_gemm {
 
-/// Whether the two tasks of this cluster read the same weight tile.
-template <Knobs K>
-__device__ __forceinline__ bool shares_weights(const Args& args, const TileTask& task,
-                                               int32_t index) {
-  if (K.cluster == 1 || task.num_rows == 0) return false;
-  const TileTask* partner = args.tasks + (index ^ 1);
-  return partner->num_rows > 0 && partner->n_block == task.n_block &&
-         partner->expert == task.expert;
-}
-
 /// One thread: announces all bytes of a stage and loads its weight tile.
 template <Knobs K>
 __device__ __forceinline__ void load_weights(const KernelArgs& args, SharedStorage<K>& shared,
@@ -103,13 +93,22 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
   const Args& a = args.args;
   const int32_t depth_bytes = a.shape.depth * K.element_bytes();
   const int32_t steps = (depth_bytes + 127) / 128;
+  // By then the number has arrived.
+  const int32_t look_at = steps > K.stages ? K.stages : steps - 1;
   RingPosition ring;
-  TaskWalk<K> walk(a);
+  const bool feeds = thread == 0;
+  TaskFeed<K> feed(a, shared.tasks);
+  TaskReader<K, !K.gathers()> reader(shared.tasks);
   TileTask task;
   bool first_task = true;
-  while (walk.take(task)) {
-    if (K.cluster == 1 && task.num_rows == 0) continue;
-    const bool shared_weights = shares_weights<K>(a, task, walk.index());
+  if (feeds) feed.first();
+  while (reader.take(task)) {
+    if (feeds) feed.request();
+    if (K.cluster == 1 && task.num_rows == 0) {
+      if (feeds) feed.publish();
+      continue;
+    }
+    const bool shared_weights = reader.shares_weights();
     GatheredRows gathered;
     if constexpr (K.gathers()) gathered.find(a, task, thread);
     int32_t ahead = 0;  // stages whose weights are under way
@@ -134,9 +133,12 @@ __device__ __forceinline__ void produce(const KernelArgs& args, SharedStorage<K>
       } else {
         load_rows<K>(args, shared, task, ring.stage, k);
       }
+      if (feeds && step == look_at) feed.look();
       ring.advance<K.stages>();
     }
+    if (feeds) feed.publish();
   }
+  if (feeds) feed.finish();
 }
 
 /// Arrivals that complete a full barrier besides TMA's bytes.

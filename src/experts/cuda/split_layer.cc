@@ -65,7 +65,7 @@ TaskForm form_for(const SplitLayerSpec& spec, const gemm::Shape& shape, int64_t 
 
 /// The workspace, by region.
 struct SplitLayer::Regions {
-  Region offsets, row_slot, row_token, slot_row, counts, tasks[2];
+  Region offsets, row_slot, row_token, slot_row, counts, tasks[2], next_task;
   Region chunk_counts, pair_offsets, ticket;  // scratch of the index
   Region input, input_scales;                 // fp8: x quantized
   Region sorted, sorted_scales;               // without gather: rows of x in sorted order
@@ -81,6 +81,7 @@ struct SplitLayer::Regions {
     row_token = layout.add(slots, 4);
     slot_row = layout.add(slots, 4);
     counts = layout.add(4, 4);
+    next_task = layout.add(4, 4);
     chunk_counts = layout.add(checked_mul(rows::chunk_count(slots), spec.num_experts, "counts"), 4);
     pair_offsets = layout.add(2 * (spec.num_experts + 1), 4);
     ticket = layout.add(2, 4);
@@ -136,6 +137,8 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   index_.pair_offsets = r.pair_offsets.in<int32_t>(base);
   index_.ticket = r.ticket.in<int32_t>(base);
   check_cuda(cudaMemset(index_.ticket, 0, 8), "cudaMemset of the index ticket");
+  auto* next_task = r.next_task.in<int32_t>(base);
+  check_cuda(cudaMemset(next_task, 0, 16), "cudaMemset of the task counters");
   for (int i = 0; i < 2; ++i) {
     index_.tasks[i] = r.tasks[i].in<kernels::TileTask>(base);
     index_.num_tasks[i] = index_.num_rows + 2 + i;
@@ -154,6 +157,7 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   up.activation = kernels::epilogue_activation(spec.activation);
   up.tasks = index_.tasks[0];
   up.num_tasks = index_.num_tasks[0];
+  up.next_task = next_task;
   up.out = r.inter.in<void>(base);
   up.out_row_bytes = spec.inter * bytes;
 
@@ -166,6 +170,7 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   down.up_bias = weights.down_bias;
   down.tasks = index_.tasks[1];
   down.num_tasks = index_.num_tasks[1];
+  down.next_task = next_task + 2;
   down.out = r.out_rows.in<void>(base);
   down.out_row_bytes = int64_t{spec.hidden} * 2;
   down.out_index = index_.row_slot;
