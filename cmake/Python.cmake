@@ -1,6 +1,17 @@
 # What a wheel holds (MOEKIT_PYTHON=ON, set by pyproject.toml): the shared library beside the Python package, and the
 # program among the environment's scripts. Component `python`, so that a wheel takes nothing else. With
 # MOEKIT_PREBUILT both come from a finished build folder.
+# Component `cu13`: the CUDA plug-in alone, for the wheel moekit-cu13 (python/cu13), into the folder of the other wheel's
+# library, which looks for it there.
+if(TARGET moekit_cuda_plugin)
+  install(TARGETS moekit_cuda_plugin LIBRARY DESTINATION moekit/lib COMPONENT cu13)
+elseif(MOEKIT_PREBUILT AND EXISTS ${MOEKIT_PREBUILT}/lib/libmoekit_cuda.so)
+  install(PROGRAMS ${MOEKIT_PREBUILT}/lib/libmoekit_cuda.so DESTINATION moekit/lib COMPONENT cu13)
+endif()
+if(MOEKIT_WHEEL STREQUAL "cu13")
+  return()
+endif()
+
 if(MOEKIT_PREBUILT)
   file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/include/moekit/c_api.h abi_major_line REGEX "^#define MOEKIT_ABI_MAJOR ")
   string(REGEX REPLACE ".* ([0-9]+).*" "\\1" abi_major "${abi_major_line}")

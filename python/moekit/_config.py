@@ -188,6 +188,14 @@ def _integer(value: object, what: str) -> int:
     return int(value.__index__())
 
 
+def parse_device(device: Any) -> tuple[int, int]:
+    """DLPack's type and index of "cpu", "cuda", "cuda:1" or a torch.device."""
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(device))
+    if match is None:
+        raise InvalidArgumentError(f"device is {device!r}, expected cpu, cuda or cuda:N")
+    return (_abi.CPU if match[0] == "cpu" else _abi.CUDA), int(match[1] or 0)
+
+
 class Plan:
     """Plan options as the C ABI takes them; keeps alive what they point to."""
 
@@ -196,14 +204,15 @@ class Plan:
         max_tokens: int,
         *,
         activations: str = "checkpoint",
+        device: Any = "cpu",
         backend: str | None = None,
         prepare: str | None = None,
         rank: Rank | None = None,
         combine: str = "slots",
-        combine_dtype: str = "f32",
+        combine_dtype: str | None = None,
         wire: str = "auto",
         placement: str | None = None,
-        batch_invariant: bool = True,
+        batch_invariant: bool | None = None,
         capacity: str = "exact",
         capacity_rows: int = 0,
         deadline: float = 30.0,
@@ -213,6 +222,8 @@ class Plan:
     ) -> None:
         o = _library.default_plan()
         o.max_tokens = _integer(max_tokens, "max_tokens")
+        o.device.device_type, o.device.device_id = parse_device(device)
+        on_gpu = o.device.device_type == _abi.CUDA
         if activations != "checkpoint":
             o.activations = number_of(activations, _abi.INPUT_FORMATS, "activations")
         self._texts = [_text(backend), _text(prepare), _text(placement), _text(pack_cache)]
@@ -221,9 +232,11 @@ class Plan:
             o.group = rank._group_handle()
             o.rank = rank.index
         o.combine = number_of(combine, _abi.COMBINES, "combine")
-        o.combine_dtype = number_of(combine_dtype, _abi.COMBINE_DTYPES, "combine_dtype")
+        # Defaults of a GPU as the program has them: what its fast members take.
+        slot_rows = combine_dtype or ("bf16" if on_gpu else "f32")
+        o.combine_dtype = number_of(slot_rows, _abi.COMBINE_DTYPES, "combine_dtype")
         o.wire = number_of(wire, _abi.WIRES, "wire")
-        o.batch_invariant = bool(batch_invariant)
+        o.batch_invariant = not on_gpu if batch_invariant is None else bool(batch_invariant)
         o.capacity = number_of(capacity, _abi.CAPACITIES, "capacity")
         o.capacity_rows = _integer(capacity_rows, "capacity_rows")
         if not 0 < deadline < 9e9:

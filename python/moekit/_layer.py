@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi, _library
+from . import _abi, _library, _tvm_ffi
 from ._config import MoEConfig, Plan, number_of
 from ._ranks import Rank, peers_told
-from ._tensors import View, empty_like, is_torch, view
+from ._tensors import View, current_stream, empty_like, stream_handle, view
 from .errors import InvalidArgumentError, UnsupportedError, WrongTypeError
 
 DEFAULT_MAX_TOKENS = 512
@@ -260,6 +260,12 @@ class MoELayer:
     topk_weights)`` skips the router. Calls release the GIL. Calls of one layer from several
     threads run one after the other; different layers run side by side.
 
+    A layer planned with ``device="cuda"`` takes tensors of the host (the call returns when the
+    output is written), or of that GPU: hidden and output bfloat16, topk_ids int32 and topk_weights
+    float32, all contiguous. Those calls are enqueued on torch's current stream, or on `stream`, and
+    return at once; they share the layer's memory, so calls on two streams must be ordered by the
+    caller.
+
     After fork() the child makes its own copy of a layer of one rank at its first call (the threads
     of the library do not survive a fork); a layer of several ranks is refused there.
     """
@@ -363,11 +369,13 @@ class MoELayer:
         _library.check(_library.lib.moekit_layer_config(self._handle, byref(c)))
         self.config = MoEConfig._from_c(c)
         self._width = self.config.hidden
+        self._dense = (self._width, 1)
 
     def _create(self) -> None:
         handle = c_void_p()
         _library.check(self._make(self._plan, handle))
         self._handle = handle
+        self._address = handle.value or 0
         self._generation = _library.generation
 
     def _after_fork(self) -> None:
@@ -410,6 +418,7 @@ class MoELayer:
         topk_weights: Any = None,
         *,
         out: Any = None,
+        stream: Any = None,
         **extra: Any,
     ) -> Any:
         """Runs the layer on `hidden` [T, hidden] (float32, bfloat16 or float16; rows may be
@@ -417,31 +426,75 @@ class MoELayer:
 
         topk_ids: int32 or int64 [T, k], -1 for "no expert"; topk_weights: float32 [T, k].
         out: [T, hidden], written instead of new memory; may not overlap an input.
+        stream: CUDA stream of tensors on a GPU: an address, or an object of torch, CuPy or
+            cuda.core; default: torch's current stream, elsewhere the default stream.
         Also token_ids [T] (hash routing), and for hidden states that arrive quantized:
         hidden_scales, hidden_global, router_input.
         """
         if self._generation != _library.generation:
             self._after_fork()
-        if is_torch(hidden):
-            _refuse_gradients(hidden)
+        if (topk_ids is None) != (topk_weights is None):
+            raise InvalidArgumentError("topk_ids and topk_weights come together")
+        torch: Any = _modules.get("torch")
+        given_torch = torch is not None and isinstance(hidden, torch.Tensor)
+        # A wrong shape becomes the library's error, which names it.
+        if given_torch:
+            if hidden.requires_grad:
+                _refuse_gradients()
+            if out is None:
+                dense = hidden.stride() == self._dense
+                out = torch.empty_like(hidden) if dense else self._new_tensor(hidden)
+        elif out is None and type(hidden) is np.ndarray:
+            out = np.empty((*hidden.shape[:1], self._width), hidden.dtype)
+        run = _tvm_ffi.run or _tvm_ffi.find()
+        if run is not None and stream is None and not extra:
+            if (
+                isinstance(out, torch.Tensor)
+                if given_torch
+                else _numpy_shows(hidden, out, topk_ids, topk_weights)
+            ):
+                try:
+                    status = run(self._address, hidden, topk_ids, topk_weights, out)
+                except _NOT_SHOWN:
+                    pass  # ctypes takes it, or finds the words
+                else:
+                    if status:
+                        _library.check(status)
+                    return out
+        return self._call_ctypes(hidden, topk_ids, topk_weights, out, stream, extra)
+
+    def _new_tensor(self, hidden: Any) -> Any:
+        return hidden.new_empty((*hidden.shape[:1], self._width))
+
+    def _call_ctypes(
+        self,
+        hidden: Any,
+        topk_ids: Any,
+        topk_weights: Any,
+        out: Any,
+        stream: Any,
+        extra: dict[str, Any],
+    ) -> Any:
         try:
             slot = self._slots.pop()
         except IndexError:
             slot = _Slot()
         try:
-            shown = slot.hidden.set(hidden, "hidden")
+            shown = slot.hidden.set(hidden, "hidden", stream=stream)
             if out is None:
-                # A wrong shape becomes the library's error, which names it.
                 out = empty_like(hidden, (*shown.shape[:1], self._width))
             slot.output.set(out, "out", True)
-            if topk_ids is None and topk_weights is None:
+            if topk_ids is None:
                 args, address = slot.plain, slot.plain_address
-            elif topk_ids is None or topk_weights is None:
-                raise InvalidArgumentError("topk_ids and topk_weights come together")
             else:
                 slot.ids.set(topk_ids, "topk_ids")
                 slot.weights.set(topk_weights, "topk_weights")
                 args, address = slot.routed, slot.routed_address
+            args.stream = None
+            if shown.c.device.device_type == _abi.CUDA:
+                args.stream = current_stream(hidden) if stream is None else stream_handle(stream)
+            elif stream is not None:
+                raise InvalidArgumentError("stream is given, but hidden lies on the host")
             if extra:
                 return self._call_with(args, extra, out)
             status = _run(self._handle, address)
@@ -501,14 +554,33 @@ class MoELayer:
 
 
 _run = _library.lib.moekit_layer_run
+_modules = sys.modules
 _EXTRA_INPUTS = frozenset({"token_ids", "hidden_scales", "hidden_global", "router_input"})
 _EXTRA_OUTPUTS = frozenset(
     {"out_topk_ids", "out_topk_weights", "out_router_logits", "out_routed", "out_dropped"}
 )
 
 
-def _refuse_gradients(hidden: Any) -> None:
-    if hidden.requires_grad and sys.modules["torch"].is_grad_enabled():
+# What tvm-ffi throws at tensors that it can't show.
+_NOT_SHOWN = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
+
+
+def _numpy_shows(hidden: Any, out: Any, *routing: Any) -> bool:
+    """Whether these are arrays that NumPy exports through DLPack: ml_dtypes' types are none of its
+    own. tvm-ffi does not see that memory is read-only or unaligned."""
+    return (
+        type(hidden) is np.ndarray
+        and type(out) is np.ndarray
+        and hidden.dtype.isbuiltin == 1
+        and out.dtype.isbuiltin == 1
+        and hidden.flags.aligned
+        and out.flags.behaved
+        and all(type(value) is not np.ndarray or value.flags.aligned for value in routing)
+    )
+
+
+def _refuse_gradients() -> None:
+    if sys.modules["torch"].is_grad_enabled():
         raise UnsupportedError(
             "hidden requires a gradient, and moekit computes none; call under torch.no_grad()"
         )
@@ -526,8 +598,9 @@ def load_layer(
 
     max_tokens: the most tokens of one call.
     rank: one of :func:`thread_ranks`; loading and calling are then collective.
-    plan: activations ("checkpoint", "f32", "bf16", "fp8_token", ...), backend, prepare, combine
-        ("slots", "rank_sums"), combine_dtype ("f32", "bf16"), wire, placement, batch_invariant,
+    plan: device ("cpu", "cuda", "cuda:1"), activations ("checkpoint", "f32", "bf16", "fp8_token",
+        ...), backend, prepare, combine ("slots", "rank_sums"), combine_dtype ("f32", "bf16";
+        default: bf16 on a GPU), wire, placement, batch_invariant (default: not on a GPU),
         capacity ("exact", "refuse", "drop"), capacity_rows, deadline (seconds), num_threads
         (0: the CPUs of the process), checked, pack_cache. They are the flags of ``moekit run``.
     """

@@ -104,9 +104,12 @@ class View:
     def dtype_name(self) -> str:
         return _NAMES.get((self.c.dtype.code, self.c.dtype.bits), "unknown")
 
-    def set(self, value: Any, name: str, writable: bool = False) -> View:
+    def set(
+        self, value: Any, name: str, writable: bool = False, stream: Any = None
+    ) -> View:
         """Shows `value`, which the caller keeps alive; what is made on the way is in `owner`.
-        `writable` refuses read-only memory. `name` is used in messages."""
+        `writable` refuses read-only memory. `name` is used in messages. `stream`: that of CUDA
+        memory's next use, for producers that order their own work before it."""
         if type(value) is np.ndarray:
             layout = (value.dtype, value.shape, value.strides)
             flags = value.flags
@@ -122,22 +125,20 @@ class View:
             known = self._layout
             if (
                 type(known) is list
-                and value.is_cpu
                 and value.layout is torch.strided
-                and known == [value.dtype, value.shape, value.stride()]
+                and known == [value.dtype, value.shape, value.stride(), value.device]
             ):
                 self.c.data = value.data_ptr()
             else:
                 self._layout = None
                 self._set_torch(value, name)
-                if value.is_cpu:
-                    self._layout = [value.dtype, value.shape, value.stride()]
+                self._layout = [value.dtype, value.shape, value.stride(), value.device]
             return self
         self._layout = None
         if isinstance(value, np.ndarray):
             self._set_numpy(value, name, writable)
         elif hasattr(value, "__dlpack__"):
-            self._set_dlpack(value, name, writable)
+            self._set_dlpack(value, name, writable, stream)
         else:
             self._set_buffer(value, name, writable)
         return self
@@ -212,11 +213,14 @@ class View:
         self.c.device.device_id = device.index or 0
         self._fill(value.data_ptr(), known, tuple(value.shape), value.stride(), name)
 
-    def _set_dlpack(self, value: Any, name: str, writable: bool) -> None:
+    def _set_dlpack(self, value: Any, name: str, writable: bool, stream: Any) -> None:
+        how: dict[str, Any] = {}
+        if stream is not None and value.__dlpack_device__()[0] == _abi.CUDA:
+            how["stream"] = stream_handle(stream) or 1  # 1: the default stream
         try:
-            capsule = value.__dlpack__(max_version=(1, 0))
+            capsule = value.__dlpack__(max_version=(1, 0), **how)
         except TypeError:  # a producer from before DLPack 1.0
-            capsule = value.__dlpack__()
+            capsule = value.__dlpack__(**how)
         read_only = False
         if _capsule_is(capsule, b"dltensor_versioned"):
             versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -264,6 +268,28 @@ class View:
         self._set_numpy(array, name, writable)
 
 
+def current_stream(value: Any) -> int | None:
+    """The CUDA stream on which `value` is used next: torch's current one, or None, the default."""
+    if not is_torch(value):
+        return None
+    handle: int = _torch()._C._cuda_getCurrentRawStream(value.device.index)
+    return handle
+
+
+def stream_handle(stream: Any) -> int:
+    """The address of a CUDA stream of torch (cuda_stream), CuPy (ptr) or cuda.core, or itself."""
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise WrongTypeError(
+            f"stream: expected an address or a stream of torch or CuPy, got {type(stream).__name__}"
+        )
+    return int(stream)
+
+
 def view(value: object, name: str, writable: bool = False) -> View:
     """A new View that keeps `value` alive."""
     shown = View().set(value, name, writable)
@@ -282,6 +308,11 @@ def empty_like(value: object, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, value.dtype)
     if is_torch(value):
         return value.new_empty(shape)  # type: ignore[attr-defined]
+    device = getattr(value, "__dlpack_device__", None)
+    if device is not None and device()[0] == _abi.CUDA:
+        raise UnsupportedError(
+            f"a {type(value).__name__} lies on a GPU; pass out= with memory of the same device"
+        )
     return np.empty(shape, numpy_dtype(dtype_name(value)))
 
 

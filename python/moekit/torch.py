@@ -57,6 +57,17 @@ def _moe(
     return result
 
 
+def _moe_cuda(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    layer: int,
+) -> torch.Tensor:
+    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    _moe_out_cuda(hidden, topk_ids, topk_weights, layer, out)
+    return out
+
+
 def _moe_fake(
     hidden: torch.Tensor,
     topk_ids: torch.Tensor | None,
@@ -74,6 +85,20 @@ def _moe_out(
     out: torch.Tensor,
 ) -> None:
     _layer(layer)(hidden, topk_ids, topk_weights, out=out)
+
+
+def _moe_out_cuda(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    layer: int,
+    out: torch.Tensor,
+) -> None:
+    """Kernels read contiguous tensors, int32 ids and float32 weights: others are converted."""
+    if topk_ids is not None and topk_weights is not None:
+        topk_ids = topk_ids.to(torch.int32).contiguous()
+        topk_weights = topk_weights.to(torch.float32).contiguous()
+    _layer(layer)(hidden.contiguous(), topk_ids, topk_weights, out=out)
 
 
 def _moe_out_fake(
@@ -94,6 +119,8 @@ _library.define(
 )
 _library.impl("moe", _moe, "CPU")
 _library.impl("moe_out", _moe_out, "CPU")
+_library.impl("moe", _moe_cuda, "CUDA")
+_library.impl("moe_out", _moe_out_cuda, "CUDA")
 torch.library.register_fake("moekit::moe", _moe_fake, lib=_library)
 torch.library.register_fake("moekit::moe_out", _moe_out_fake, lib=_library)
 

@@ -5,8 +5,9 @@
 
 Importing this module registers "moekit" for plain experts (bfloat16, float16, float32) and for
 transformers' own fp8 experts. Weights are packed at a module's first call and again when they
-change; the model's own stay as they are. Where something is not covered (gradients, another
-device, an activation that moekit does not have), the module falls back to "eager" with one
+change; the model's own stay as they are. A model on a CUDA device runs there in bfloat16, where the
+CUDA plug-in is installed; its experts are then kept in host memory as well. Where something is not
+covered (gradients, another device, an activation that moekit does not have), the module falls back to "eager" with one
 warning, or refuses with :class:`moekit.UnsupportedError` after ``configure(strict=True)`` or with
 ``MOEKIT_STRICT=1`` in the environment.
 """
@@ -83,6 +84,8 @@ _WEIGHTS = (
     "down_proj_scale_inv",
 )
 _PLAIN = (torch.bfloat16, torch.float16, torch.float32)
+_DEVICES = ("cpu", "cuda")
+_RUNS_ON = "moekit runs on CPUs and CUDA devices"
 
 
 def _weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -188,8 +191,8 @@ def _matrices(module: Any, weights: dict[str, torch.Tensor]) -> tuple[Matrix, Ma
     scaled = f"{first}_scale_inv" in weights
     for name in (first, "down_proj"):
         w = weights[name]
-        if type(w.data) is not torch.Tensor or w.device.type != "cpu":
-            raise _refuse(f"{name} is a {type(w.data).__name__} on {w.device}; moekit runs on CPUs")
+        if type(w.data) is not torch.Tensor or w.device.type not in _DEVICES:
+            raise _refuse(f"{name} is a {type(w.data).__name__} on {w.device}; {_RUNS_ON}")
         if not scaled and w.dtype not in _PLAIN:
             raise _refuse(f"{name} is {w.dtype}")
     if scaled:
@@ -202,11 +205,11 @@ def _matrices(module: Any, weights: dict[str, torch.Tensor]) -> tuple[Matrix, Ma
     made = []
     for name in (first, "down_proj"):
         bias = weights.get(f"{name}_bias")
-        made.append(
+        made.append(  # layers are made from host memory
             Matrix(
-                weights[name].detach(),
-                scales=weights[f"{name}_scale_inv"].detach() if scaled else None,
-                bias=None if bias is None else bias.detach(),
+                weights[name].detach().cpu(),
+                scales=weights[f"{name}_scale_inv"].detach().cpu() if scaled else None,
+                bias=None if bias is None else bias.detach().cpu(),
             )
         )
     return made[0], made[1], scaled
@@ -237,6 +240,7 @@ def _pack(
         transposed=bool(getattr(module, "is_transposed", False)),
         max_tokens=max(_options.max_tokens, min(tokens, 4096)),
         num_threads=_options.num_threads,
+        device=weights["down_proj"].device,
     )
 
 
@@ -268,8 +272,10 @@ def _eager(module: Any, *arguments: Any) -> torch.Tensor:
 def _check_call(hidden: torch.Tensor, process_group: object) -> None:
     if hidden.requires_grad and torch.is_grad_enabled():
         raise _refuse("moekit computes no gradients; call the model under torch.no_grad()")
-    if hidden.device.type != "cpu":
-        raise _refuse(f"the model is on {hidden.device}; moekit runs on CPUs")
+    if hidden.device.type not in _DEVICES:
+        raise _refuse(f"the model is on {hidden.device}; {_RUNS_ON}")
+    if hidden.device.type == "cuda" and hidden.dtype != torch.bfloat16:
+        raise _refuse(f"the model's rows are {hidden.dtype}; on a GPU moekit takes bfloat16")
     if process_group is not None:
         raise _refuse("expert parallelism over a process group is not covered")
 
@@ -298,6 +304,9 @@ def experts_forward(
             )
         return _eager(module, hidden_states, top_k_index, top_k_weights)
     weights = top_k_weights.to(torch.float32)
+    if hidden_states.device.type == "cuda":  # kernels read one layout
+        hidden_states, weights = hidden_states.contiguous(), weights.contiguous()
+        top_k_index = top_k_index.to(torch.int32).contiguous()
     out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
     step = layer.max_tokens
     with torch.no_grad():

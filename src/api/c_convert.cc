@@ -107,7 +107,7 @@ DType dtype_from_c(moekit_dtype t, const char* name) {
     default: break;
   }
   fail(
-      ErrorCode::unsupported,
+      ErrorCode::invalid_argument,
       "{}: DLPack dtype code {} with {} bits is none that moekit knows (MOEKIT_DTYPE_* of c_api.h)",
       name, t.code, bits);
 }

@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "base/env.h"
@@ -11,6 +14,20 @@ namespace moekit {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Where wheels put libraries, under the prefix of an environment whose programs lie in `folder`.
+std::vector<fs::path> wheel_folders(const fs::path& folder) {
+  std::vector<fs::path> folders;
+  std::error_code ignored;
+  fs::directory_iterator python(folder / "../lib", ignored);
+  for (; python != fs::directory_iterator(); python.increment(ignored)) {
+    if (!python->path().filename().string().starts_with("python3")) continue;
+    for (const char* packages : {"site-packages", "dist-packages"}) {
+      folders.push_back(python->path() / packages / "moekit/lib");
+    }
+  }
+  return folders;
+}
 
 /// Paths to try, in order.
 std::vector<std::string> plugin_paths(const char* file, const char* variable) {
@@ -28,7 +45,9 @@ std::vector<std::string> plugin_paths(const char* file, const char* variable) {
   }
   folders.push_back(fs::read_symlink("/proc/self/exe", ignored).parent_path());
   for (const fs::path& folder : folders) {
-    for (const fs::path& at : {folder, folder / "lib", folder / "../" MOEKIT_LIBDIR}) {
+    std::vector<fs::path> places{folder, folder / "lib", folder / "../" MOEKIT_LIBDIR};
+    std::ranges::move(wheel_folders(folder), std::back_inserter(places));
+    for (const fs::path& at : places) {
       if (fs::exists(at / file, ignored)) paths.push_back((at / file).string());
     }
   }

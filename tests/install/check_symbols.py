@@ -16,7 +16,7 @@ def main():
     lines = subprocess.run([nm, "-D", "-C", "--defined-only", library], check=True, capture_output=True, text=True).stdout
     exported = [re.sub(r"@.*", "", line.split(maxsplit=2)[2]) for line in lines.splitlines()]
     errors = [f"{name} is declared in c_api.h but not exported" for name in sorted(declared - set(exported))]
-    own = re.compile(r"^(moekit_\w+|MOEKIT_\d+|((typeinfo|vtable|typeinfo name) for )?moekit::.*)$")
+    own = re.compile(r"^((__tvm_ffi_)?moekit_\w+|MOEKIT_\d+|((typeinfo|vtable|typeinfo name) for )?moekit::.*)$")
     errors += [f"{name} is exported but is none of moekit's names" for name in exported if not own.match(name)]
     major = re.search(r"#define MOEKIT_ABI_MAJOR (\d+)", text).group(1)
     dynamic = subprocess.run([readelf, "-d", library], check=True, capture_output=True, text=True).stdout
