@@ -10,6 +10,8 @@ CUDA plug-in is installed; its experts are then kept in host memory as well. Whe
 covered (gradients, another device, an activation that moekit does not have), the module falls back to "eager" with one
 warning, or refuses with :class:`moekit.UnsupportedError` after ``configure(strict=True)`` or with
 ``MOEKIT_STRICT=1`` in the environment.
+
+It also mends how transformers loads compressed-tensors experts in blocks, mxfp8 and nvfp4.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 
+from . import _compressed_experts
 from ._config import InputScheme, MoEConfig
 from ._layer import Matrix, MoELayer
 from .errors import InvalidArgumentError, MoekitError, UnsupportedError
@@ -329,6 +332,7 @@ def register() -> None:
             f"moekit.transformers needs transformers 5.17 or later, got: {error}"
         ) from error
     ExpertsInterface.register(NAME, experts_forward)
+    _compressed_experts.register()
     try:
         from transformers.integrations import finegrained_fp8
     except ImportError:

@@ -193,19 +193,23 @@ def test_fp8_experts_interface():
     assert (y - wanted).norm() < 2e-3 * wanted.norm()
 
 
-# What transformers' own loader reads of compressed-tensors experts: fp8 blocks only where one block is the whole matrix
-# (it multiplies by the scale as it stands), nvfp4 and mxfp8 not at all, whoever wrote them.
-@pytest.mark.parametrize("scheme", ["fp8_channel", "fp8_block", "mxfp4", "int4_g128"])
+# fp8 blocks, mxfp8 and nvfp4 load as moekit.transformers mends the loader; nvfp4 where transformers hands it the scale.
+@pytest.mark.parametrize("scheme", ["fp8_channel", "fp8_block", "nvfp4", "mxfp4", "mxfp8", "int4_g128"])
 def test_transformers_reads_what_quantize_writes(scheme, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
-    model = make_model("qwen3_moe", torch.bfloat16, hidden_size=128, moe_intermediate_size=128 if scheme == "int4_g128"
-                       else 64)
+    from transformers.integrations import compressed_tensors as loader
+
+    model = make_model("qwen3_moe", torch.bfloat16, hidden_size=256, moe_intermediate_size=128)
     model.save_pretrained(tmp_path / "plain")
     command = [str(PROGRAM), "quantize", "--model", tmp_path / "plain", "--scheme", scheme, "--out", tmp_path / "small"]
     subprocess.run([str(c) for c in command], check=True, capture_output=True)
+    if scheme == "nvfp4" and not hasattr(loader, "CompressedTensorsDequantize"):
+        with pytest.raises(Exception, match="conversion"):
+            AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+        return
     # Experts are dequantized to bfloat16 whatever is asked for; computed in float32 here.
     block = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval().model.layers[1].mlp.float()
-    x = torch.randn(6, 128)
+    x = torch.randn(6, 256)
     with torch.no_grad():
         wanted = block(x[None])
         wanted = (wanted[0] if isinstance(wanted, tuple) else wanted)[0]
