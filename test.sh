@@ -149,6 +149,8 @@ package_tests() {
   fi
   # The build folder's cmake and ninja do; isolation would fetch others.
   run "${pip[@]}" install -q --no-build-isolation --no-deps -C cmake.define.MOEKIT_PREBUILT="$PWD/build" .
+  # Small, and looked for by their tests, which say so where they are missing.
+  "${pip[@]}" install -q apache-tvm-ffi mpi4py 2>"$venv/more.log" || skipped+=("Python package with apache-tvm-ffi and mpi4py: pip could not install them ($venv/more.log)")
   if timeout 240 "${pip[@]}" install -q "torch==2.13.0+cpu" "transformers>=5.17" compressed-tensors 2>"$venv/torch.log"; then
     "${pip[@]}" list 2>/dev/null | grep -E '^(torch|transformers|compressed-tensors) '
   else

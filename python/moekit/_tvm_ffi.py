@@ -52,5 +52,7 @@ def _load() -> Run | None:
     if symbol is None:  # an older library
         return None
     address = ctypes.cast(symbol, ctypes.c_void_p).value
-    function: Run = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=_library.lib)
-    return function
+    function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=_library.lib)
+    function.release_gil = True  # its default, which an environment variable can turn
+    call: Run = function
+    return call

@@ -2,6 +2,10 @@
 
 import multiprocessing
 import os
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import moekit
 import numpy as np
@@ -98,3 +102,40 @@ def test_torch_process_group(tmp_path):
     wanted = make()(rows(9))
     np.testing.assert_array_equal(np.concatenate([parts[0], parts[1]]), wanted)
     assert wanted.shape == (9, H)
+
+
+# A program of its own, as mpirun starts it: its part of the rows against those of one rank.
+MPI_RANK = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from mpi4py import MPI
+import numpy as np
+import moekit
+from test_processes import make
+from weights import rows
+
+comm = MPI.COMM_WORLD
+layer = make(moekit.process_rank(comm, transport=sys.argv[1], deadline=30))
+part = layer(np.array_split(rows(9), comm.size)[comm.rank])
+parts = comm.gather(part)
+if comm.rank == 0:
+    np.testing.assert_array_equal(np.concatenate(parts), make()(rows(9)))
+    print("the same bits on", comm.size)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_mpi4py_communicator(transport, tmp_path):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed")
+    (tmp_path / "rank.py").write_text(MPI_RANK)
+    folders = [str(pathlib.Path(__file__).parent), *(p for p in sys.path if p)]
+    command = [mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe", sys.executable, str(tmp_path / "rank.py"),
+               transport, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    if transport == "mpi" and "libmoekit_mpi.so" in done.stderr:
+        pytest.skip("this wheel has no MPI plug-in")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits on 2" in done.stdout
