@@ -475,24 +475,25 @@ class MoELayer:
         stream: Any,
         extra: dict[str, Any],
     ) -> Any:
+        on = current_stream(hidden) if stream is None else stream
         try:
             slot = self._slots.pop()
         except IndexError:
             slot = _Slot()
         try:
-            shown = slot.hidden.set(hidden, "hidden", stream=stream)
+            shown = slot.hidden.set(hidden, "hidden", stream=on)
             if out is None:
                 out = empty_like(hidden, (*shown.shape[:1], self._width))
-            slot.output.set(out, "out", True)
+            slot.output.set(out, "out", True, on)
             if topk_ids is None:
                 args, address = slot.plain, slot.plain_address
             else:
-                slot.ids.set(topk_ids, "topk_ids")
-                slot.weights.set(topk_weights, "topk_weights")
+                slot.ids.set(topk_ids, "topk_ids", stream=on)
+                slot.weights.set(topk_weights, "topk_weights", stream=on)
                 args, address = slot.routed, slot.routed_address
             args.stream = None
             if shown.c.device.device_type == _abi.CUDA:
-                args.stream = current_stream(hidden) if stream is None else stream_handle(stream)
+                args.stream = None if on is None else stream_handle(on)
             elif stream is not None:
                 raise InvalidArgumentError("stream is given, but hidden lies on the host")
             if extra:

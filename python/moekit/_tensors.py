@@ -269,8 +269,8 @@ class View:
 
 
 def current_stream(value: Any) -> int | None:
-    """The CUDA stream on which `value` is used next: torch's current one, or None, the default."""
-    if not is_torch(value):
+    """The stream on which a tensor on a GPU is used next: torch's current one; None: the default."""
+    if not is_torch(value) or not value.is_cuda:
         return None
     handle: int = _torch()._C._cuda_getCurrentRawStream(value.device.index)
     return handle

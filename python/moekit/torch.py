@@ -128,7 +128,9 @@ torch.library.register_fake("moekit::moe_out", _moe_out_fake, lib=_library)
 class MoEModule(torch.nn.Module):
     """A :class:`moekit.MoELayer` as a module: [..., hidden] -> [..., hidden].
 
-    Tokens beyond the layer's max_tokens run in pieces; a row's bits do not depend on that.
+    Tokens beyond the layer's max_tokens run in pieces; a row's bits do not depend on that where
+    the plan is batch_invariant. Rows on a GPU come with topk_ids and topk_weights: the layer's own
+    router runs on the host.
     """
 
     def __init__(self, layer: MoELayer) -> None:
