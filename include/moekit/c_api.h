@@ -35,7 +35,7 @@ extern "C" {
 /* The major number changes when a compiled caller would break, and is the SONAME; the minor one
  * when something is added. */
 #define MOEKIT_ABI_MAJOR 1
-#define MOEKIT_ABI_MINOR 2
+#define MOEKIT_ABI_MINOR 3
 
 /* MOEKIT_ABI_MAJOR << 16 | MOEKIT_ABI_MINOR of the library that is loaded. */
 MOEKIT_C_API uint32_t moekit_abi_version(void);
@@ -511,6 +511,16 @@ typedef struct moekit_quantize_args {
 MOEKIT_C_API moekit_status moekit_quantize(const moekit_quantize_args* args);
 /* The exact values, rounded only to the type of `weights`. */
 MOEKIT_C_API moekit_status moekit_dequantize(const moekit_quantize_args* args);
+
+/* ---- threads (since ABI 1.3) ---- */
+
+/* What the calling thread's calls compute on from now on: boolean `on`: the threads of the OpenMP
+ * that the program has loaded into its global scope (libgomp, libomp, libiomp5), or 0: moekit's
+ * own, the default. For programs whose other libraries compute with OpenMP in turns with moekit, as
+ * torch does: idle OpenMP threads spin on the cores for a while. Layers best have as many threads
+ * as those libraries use. MOEKIT_UNSUPPORTED where no such OpenMP is loaded. Not in the child of a
+ * fork, where OpenMP's threads are gone. */
+MOEKIT_C_API moekit_status moekit_use_openmp(int32_t on);
 
 #ifdef __cplusplus
 }

@@ -70,6 +70,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         ("moekit_route", status, [POINTER(_abi.RouteArgs)]),
         ("moekit_quantize", status, [POINTER(_abi.QuantizeArgs)]),
         ("moekit_dequantize", status, [POINTER(_abi.QuantizeArgs)]),
+        ("moekit_use_openmp", status, [c_int32]),
     ):
         function = getattr(lib, name, None)
         if function is None:

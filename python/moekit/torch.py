@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from . import _library as _core
 from ._layer import MoELayer
 from .errors import InvalidArgumentError
 
@@ -47,13 +48,28 @@ def _layer(number: int) -> MoELayer:
     return layer
 
 
+_use_openmp: Any = getattr(_core.lib, "moekit_use_openmp", None)  # an older library has none
+
+
+def on_torchs_threads(layer: MoELayer, *arguments: Any, **more: Any) -> Any:
+    """Calls a layer on torch's OpenMP threads where torch has some: after each of torch's operators
+    they spin for milliseconds on the cores that the library's own threads would need. Not in the
+    child of a fork, where they are gone."""
+    if _use_openmp is None or _core.generation > 0 or _use_openmp(1) != 0:
+        return layer(*arguments, **more)
+    try:
+        return layer(*arguments, **more)
+    finally:
+        _use_openmp(0)
+
+
 def _moe(
     hidden: torch.Tensor,
     topk_ids: torch.Tensor | None,
     topk_weights: torch.Tensor | None,
     layer: int,
 ) -> torch.Tensor:
-    result: torch.Tensor = _layer(layer)(hidden, topk_ids, topk_weights)
+    result: torch.Tensor = on_torchs_threads(_layer(layer), hidden, topk_ids, topk_weights)
     return result
 
 
@@ -84,7 +100,7 @@ def _moe_out(
     layer: int,
     out: torch.Tensor,
 ) -> None:
-    _layer(layer)(hidden, topk_ids, topk_weights, out=out)
+    on_torchs_threads(_layer(layer), hidden, topk_ids, topk_weights, out=out)
 
 
 def _moe_out_cuda(

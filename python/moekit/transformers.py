@@ -31,6 +31,7 @@ from . import _compressed_experts
 from ._config import InputScheme, MoEConfig
 from ._layer import Matrix, MoELayer
 from .errors import InvalidArgumentError, MoekitError, UnsupportedError
+from .torch import on_torchs_threads
 
 NAME = "moekit"
 
@@ -53,7 +54,7 @@ def configure(
     strict: refuse instead of falling back to "eager".
     max_tokens: tokens of one piece of a call; longer calls run in pieces (default 512, or the
         first call's tokens up to 4096).
-    num_threads: 0 takes the CPUs of the process.
+    num_threads: 0 takes torch's (``torch.get_num_threads()`` as it is then).
     """
     if strict is not None:
         _options.strict = strict
@@ -242,7 +243,7 @@ def _pack(
         order="interleaved" if interleaved else "gate_up",
         transposed=bool(getattr(module, "is_transposed", False)),
         max_tokens=max(_options.max_tokens, min(tokens, 4096)),
-        num_threads=_options.num_threads,
+        num_threads=_options.num_threads or torch.get_num_threads(),
         device=weights["down_proj"].device,
     )
 
@@ -314,7 +315,8 @@ def experts_forward(
     step = layer.max_tokens
     with torch.no_grad():
         for t in range(0, tokens, step):
-            layer(
+            on_torchs_threads(
+                layer,
                 hidden_states[t : t + step],
                 top_k_index[t : t + step],
                 weights[t : t + step],

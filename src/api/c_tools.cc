@@ -8,6 +8,7 @@
 #include "api/memory_layer.h"
 #include "base/buffer.h"
 #include "base/math.h"
+#include "base/openmp_threads.h"
 #include "base/thread_pool.h"
 #include "quant/stored_codec.h"
 #include "quant/weight_codec.h"
@@ -210,6 +211,14 @@ moekit_status moekit_quantize(const moekit_quantize_args* args) {
 
 moekit_status moekit_dequantize(const moekit_quantize_args* args) {
   return c::guarded([&] { dequantize(read_args(args)); });
+}
+
+moekit_status moekit_use_openmp(int32_t on) {
+  return c::guarded([&] {
+    MOEKIT_CHECK_AS(moekit::ErrorCode::unsupported, moekit::use_openmp_threads(on != 0),
+                    "the program has loaded no OpenMP with GOMP_parallel into its global scope; "
+                    "calls go on with moekit's own threads");
+  });
 }
 
 }  // extern "C"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/openmp_threads.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -48,6 +49,7 @@ void ThreadPool::run(FunctionRef<void(int)> body) {
     body(0);
     return;
   }
+  if (run_on_openmp_threads(num_threads_, body)) return;
   body_ = &body;
   running_.store(num_threads_ - 1, std::memory_order_relaxed);
   generation_.fetch_add(1,

@@ -124,6 +124,28 @@ def test_module_and_compile_without_graph_breaks(layer, exact, backend):
     assert copy.deepcopy(block).number == block.number
 
 
+def test_operators_run_on_torchs_threads(layer, exact, monkeypatch):
+    use = moekit.torch._use_openmp
+    if use is None or use(1) != 0:
+        pytest.skip("this torch, or this libmoekit, has no OpenMP to borrow")
+    use(0)
+    asked = []
+    monkeypatch.setattr(moekit.torch, "_use_openmp", lambda on: (asked.append(on), use(on))[1])
+    number = moekit.torch.register_layer(layer)
+    x = torch.from_numpy(rows(7))
+    torch.matmul(torch.ones(256, 256), torch.ones(256, 256))  # torch's team is there
+    for _ in range(50):
+        assert torch.equal(torch.ops.moekit.moe(x, None, None, number), torch.from_numpy(exact))
+    assert asked == [1, 0] * 50
+    asked.clear()
+    with pytest.raises(moekit.InvalidArgumentError):
+        torch.ops.moekit.moe(x[:, :-1].contiguous(), None, None, number)
+    assert asked == [1, 0]  # also where the call fails
+    monkeypatch.setattr(moekit._library, "generation", 1)  # as in a forked child
+    moekit.torch.on_torchs_threads(lambda: None)
+    assert asked == [1, 0]
+
+
 def test_operators_refuse_a_layer_that_is_gone():
     gate_up, down, router = weights()
     layer = moekit.MoELayer(gate_up=gate_up, down=down, router_weight=router, top_k=K)
