@@ -139,3 +139,21 @@ def test_a_cpu_layer_refuses_arrays_of_a_gpu(fake):
     host = make("cpu")
     with pytest.raises(moekit.InvalidArgumentError, match="hidden"):
         host(GpuArray(rows(2).astype(ml_dtypes.bfloat16)), out=np.zeros((2, H), np.float32))
+
+
+def test_tvm_ffi_brings_its_current_stream(layer, fake):
+    """As it notes torch's when a CUDA tensor passes; here for arrays that know no stream."""
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
+    from moekit import _tvm_ffi
+
+    run = _tvm_ffi.find()
+    assert run is not None
+    ids, share = np.zeros((3, K), np.int32), np.full((3, K), 0.5, np.float32)
+    wanted, _ = call(layer, rows(3), ids, share)
+    for stream in (0x1234, 0x5678):
+        out = GpuArray(np.zeros((3, H), ml_dtypes.bfloat16))
+        given = [GpuArray(rows(3).astype(ml_dtypes.bfloat16)), GpuArray(ids), GpuArray(share)]
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), stream):
+            assert run(layer._address, *given, out) == 0, moekit._library.last_error()
+        assert fake.stream == stream
+        np.testing.assert_array_equal(out.array.astype(np.float32), wanted)
