@@ -517,9 +517,9 @@ MOEKIT_C_API moekit_status moekit_dequantize(const moekit_quantize_args* args);
 /* What the calling thread's calls compute on from now on: boolean `on`: the threads of the OpenMP
  * that the program has loaded into its global scope (libgomp, libomp, libiomp5), or 0: moekit's
  * own, the default. For programs whose other libraries compute with OpenMP in turns with moekit, as
- * torch does: idle OpenMP threads spin on the cores for a while. Layers best have as many threads
- * as those libraries use. MOEKIT_UNSUPPORTED where no such OpenMP is loaded. Not in the child of a
- * fork, where OpenMP's threads are gone. */
+ * torch does: idle OpenMP threads spin on the cores for a while. Layers of more threads than the
+ * OpenMP team has keep their own. MOEKIT_UNSUPPORTED where no such OpenMP is loaded. Not in the
+ * child of a fork, where OpenMP's threads are gone. */
 MOEKIT_C_API moekit_status moekit_use_openmp(int32_t on);
 
 #ifdef __cplusplus

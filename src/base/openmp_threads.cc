@@ -12,6 +12,7 @@ struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
   int (*thread_num)();
   int (*num_threads)();
+  int (*max_threads)();
 };
 
 /// Null where the process has none.
@@ -23,7 +24,8 @@ const OpenMp* loaded_openmp() {
     return function != nullptr;
   };
   if (!find("GOMP_parallel", found.parallel) || !find("omp_get_thread_num", found.thread_num) ||
-      !find("omp_get_num_threads", found.num_threads)) {
+      !find("omp_get_num_threads", found.num_threads) ||
+      !find("omp_get_max_threads", found.max_threads)) {
     return nullptr;
   }
   // Kept: a library that torch has loaded is never unloaded.
@@ -58,8 +60,12 @@ bool use_openmp_threads(bool on) {
 
 bool run_on_openmp_threads(int num_threads, FunctionRef<void(int)> body) {
   if (openmp_of_this_thread == nullptr) return false;
+  // Always the team that the others use: libgomp ends threads and starts new ones where its size
+  // changes.
+  const int team = openmp_of_this_thread->max_threads();
+  if (team < num_threads) return false;
   Job job{*openmp_of_this_thread, num_threads, body};
-  job.openmp.parallel(run_share, &job, static_cast<unsigned>(num_threads), 0);
+  job.openmp.parallel(run_share, &job, static_cast<unsigned>(team), 0);
   return true;
 }
 

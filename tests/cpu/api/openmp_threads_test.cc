@@ -43,9 +43,14 @@ class OpenMpThreads : public ::testing::Test {
 #endif
     // As `import torch` brings it.
     if (dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr) GTEST_SKIP() << dlerror();
+    set_team_ = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    ASSERT_NE(set_team_, nullptr);
+    set_team_(kThreads + 1);
     ASSERT_EQ(moekit_use_openmp(1), MOEKIT_OK) << moekit_last_error();
   }
   void TearDown() override { EXPECT_EQ(moekit_use_openmp(0), MOEKIT_OK); }
+
+  void (*set_team_)(int) = nullptr;
 
   ThreadPool pool_{kThreads};
 };
@@ -59,7 +64,7 @@ TEST_F(OpenMpThreads, RunEveryShareOnce) {
     EXPECT_EQ(seen.threads[0], std::this_thread::get_id());
     threads.insert(seen.threads.begin(), seen.threads.end());
   }
-  EXPECT_LE(threads.size(), static_cast<size_t>(kThreads));  // the same team each time
+  EXPECT_EQ(threads.size(), static_cast<size_t>(kThreads));  // the same team each time
   int64_t sum = 0;
   std::atomic<int64_t> total{0};
   auto add = [&](int64_t task, int) { total += task; };
@@ -79,7 +84,18 @@ TEST_F(OpenMpThreads, AreTheCallersAlone) {
   EXPECT_EQ(here.threads[1], there.threads[1]);
 }
 
-TEST_F(OpenMpThreads, SmallerTeamsRunAllShares) {
+TEST_F(OpenMpThreads, AreLeftAloneWhereTheyAreTooFew) {
+  Seen own, few;
+  moekit_use_openmp(0);
+  run_once(pool_, own);
+  ASSERT_EQ(moekit_use_openmp(1), MOEKIT_OK);
+  set_team_(kThreads - 1);
+  run_once(pool_, few);
+  expect_each_once(few);
+  EXPECT_EQ(few.threads, own.threads);
+}
+
+TEST_F(OpenMpThreads, NestedTeamsRunAllShares) {
   // Inside of a team a further one has one thread.
   ThreadPool outer(2);
   std::array<Seen, 2> seen;
