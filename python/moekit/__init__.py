@@ -11,10 +11,11 @@ parts for those who have it.
 """
 
 from ._config import InputScheme, MoEConfig
-from ._layer import Details, Matrix, MoELayer, inspect, load_layer
+from ._layer import Details, MoELayer, inspect, load_layer
 from ._library import library_version as __version__
 from ._quant import dequantize, quantize, route
 from ._ranks import Rank, ThreadRanks, process_rank, thread_ranks
+from ._weights import Matrix
 from .errors import (
     CommError,
     CorruptFileError,

@@ -10,8 +10,8 @@ import numpy as np
 
 from . import _abi, _library
 from ._config import MoEConfig, number_of, parse_scheme
-from ._layer import Matrix
 from ._tensors import numpy_dtype, view
+from ._weights import Matrix
 from .errors import InvalidArgumentError
 
 _SCALE_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "e8m0": "float8_e8m0fnu"}

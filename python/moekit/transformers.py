@@ -29,7 +29,8 @@ import torch
 
 from . import _compressed_experts
 from ._config import InputScheme, MoEConfig
-from ._layer import Matrix, MoELayer
+from ._layer import MoELayer
+from ._weights import Matrix
 from .errors import InvalidArgumentError, MoekitError, UnsupportedError
 from .torch import on_torchs_threads
 
