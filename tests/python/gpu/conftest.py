@@ -11,4 +11,4 @@ if not os.environ.get("MOEKIT_TEST_INSTALLED"):
     sys.path.insert(0, str(ROOT / "python"))
     os.environ.setdefault("MOEKIT_LIBRARY", str(ROOT / "build" / "lib" / "libmoekit.so.1"))
 
-from call_path import call_path  # noqa: E402, F401: a fixture of all tests here
+from call_path import call_path  # noqa: E402, F401 (a fixture of all tests here)

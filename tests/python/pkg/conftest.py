@@ -12,4 +12,4 @@ if not os.environ.get("MOEKIT_TEST_INSTALLED"):
     os.environ.setdefault("MOEKIT_LIBRARY", str(ROOT / "build" / "lib" / "libmoekit.so.1"))
     os.environ.setdefault("MOEKIT_PROGRAM", str(ROOT / "build" / "moekit"))
 
-from call_path import call_path  # noqa: E402, F401: a fixture of all tests here
+from call_path import call_path  # noqa: E402, F401 (a fixture of all tests here)

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import os
 import shutil
+import signal
 
 import moekit
 import numpy as np
@@ -144,6 +146,20 @@ def test_operators_run_on_torchs_threads(layer, exact, monkeypatch):
     monkeypatch.setattr(moekit._library, "generation", 1)  # as in a forked child
     moekit.torch.on_torchs_threads(lambda: None)
     assert asked == [1, 0]
+
+
+def test_operators_after_fork(layer, exact):
+    number = moekit.torch.register_layer(layer)
+    x = torch.from_numpy(rows(7))
+    torch.matmul(torch.ones(256, 256), torch.ones(256, 256))  # the parent's OpenMP team, which the child lacks
+    torch.ops.moekit.moe(x, None, None, number)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends a hang
+        same = torch.equal(torch.ops.moekit.moe(x, None, None, number), torch.from_numpy(exact))
+        os._exit(0 if same else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert torch.equal(torch.ops.moekit.moe(x, None, None, number), torch.from_numpy(exact))
 
 
 def test_operators_refuse_a_layer_that_is_gone():
