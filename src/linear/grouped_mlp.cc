@@ -228,7 +228,7 @@ class Pass {
     auto task = [&](int64_t t, int thread) {
       hidden_task(items()[t / panels], t % panels, thread);
     };
-    trace::parallel_for(trace::Stage::gemm1, pool_, num_items_ * panels, task);
+    trace::parallel_for(a_.stages.gemm1, pool_, num_items_ * panels, task);
   }
 
   void hidden_task(const MlpItem& item, int64_t panel, int thread) {
@@ -325,7 +325,7 @@ class Pass {
                 [&](int64_t, int32_t place) { return slots + int64_t{place} * kPanelCols; });
       }
     };
-    trace::parallel_for(trace::Stage::gemm2, pool_, head_.down.panels(), task);
+    trace::parallel_for(a_.stages.gemm2, pool_, head_.down.panels(), task);
   }
 
   void down_phase() {
@@ -341,11 +341,11 @@ class Pass {
       multiply_down(item, panel, thread, sums);
       finish_down(item, panel, sums, out);
     };
-    trace::parallel_for(trace::Stage::gemm2, pool_, num_items_ * panels, task);
+    trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * panels, task);
   }
 
   void sum_phase() {
-    const trace::Span span(trace::Stage::sum);
+    const trace::Span span(a_.stages.sum);
     for_rows(num_rows_, shape_.width * top_k_, [&](int64_t r, int) {
       sum_row(r, shape_.width, a_.out + (first_row_ + r) * shape_.width,
               [&](int64_t slot, int32_t) { return slot_row(slot); });

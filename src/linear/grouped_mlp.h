@@ -18,6 +18,7 @@
 #include "linear/panel_spec.h"
 #include "moekit/config.h"
 #include "problem/expert_rows.h"
+#include "trace/stage.h"
 
 namespace moekit::linear {
 
@@ -74,6 +75,13 @@ struct MlpKnobs {
   int64_t owner_slots = 64;  ///< up to so many slots a down task owns its columns
 };
 
+/// What a trace calls the phases of a pass.
+struct MlpStages {
+  trace::Stage gemm1 = trace::Stage::gemm1;
+  trace::Stage gemm2 = trace::Stage::gemm2;
+  trace::Stage sum = trace::Stage::sum;
+};
+
 struct MlpArgs {
   CpuIsa isa = CpuIsa::generic;
   const MlpShape* shape = nullptr;
@@ -85,6 +93,7 @@ struct MlpArgs {
   std::byte* workspace = nullptr;
   ThreadPool* threads = nullptr;
   MlpKnobs knobs;
+  MlpStages stages;
 };
 
 /// Scratch for at most max_rows rows (batched: per expert). Bounded: more rows go in chunks.

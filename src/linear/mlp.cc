@@ -59,6 +59,7 @@ void Mlp::run(const Args& args) const {
   mlp.out = args.y;
   mlp.workspace = args.workspace;
   mlp.threads = args.threads;
+  mlp.stages = {trace::Stage::shared_gemm1, trace::Stage::shared_gemm2, trace::Stage::shared_sum};
   run_mlp(mlp);
 }
 

@@ -13,7 +13,8 @@ MODEL = FIXTURES / "qwen3moe-bf16-sharded"
 SHARED = FIXTURES / "qwen2moe-bf16"  # has shared experts
 # Stages that compute; the rest of a thread's spans send, wait or copy.
 COMPUTE = {"route", "experts", "shared experts", "reduce", "output"}
-NESTED = {"gemm1", "gemm2", "sum slots", "wait", "copy rows"}
+OF_EXPERTS, OF_SHARED = {"gemm1", "gemm2", "sum slots"}, {"shared gemm1", "shared gemm2", "shared sum"}
+NESTED = OF_EXPERTS | OF_SHARED | {"wait", "copy rows"}
 # Microseconds with three digits: what rounding may move an edge by.
 EPSILON = 0.002
 
@@ -120,6 +121,19 @@ def test_shared_experts_run_while_results_are_in_flight(tmp_path):
                   and w["name"] == "results in flight"]
         assert len(inside) == 1
         assert inside[0]["ts"] - EPSILON <= span["ts"] and span["end"] <= inside[0]["end"] + EPSILON
+
+
+def test_products_of_shared_experts_have_names_of_their_own(tmp_path):
+    report, trace = traced(tmp_path, "--random", 16, "--repeat", 3, "--threads", 1, model=SHARED)
+    for step, nested in [("experts", OF_EXPERTS), ("shared experts", OF_SHARED)]:
+        steps = trace.of(step)
+        for name in nested:
+            for span in trace.of(name):
+                assert any(s["ts"] - EPSILON <= span["ts"] and span["end"] <= s["end"] + EPSILON for s in steps), name
+    stages = {s["stage"]: s for s in report["stages"]}
+    assert {"gemm1", "gemm2", "shared gemm1", "shared gemm2"} <= set(stages)
+    for name in ["gemm1", "gemm2", "shared gemm1", "shared gemm2"]:
+        assert stages[name]["spans"] == 3 and stages[name]["kind"] == "nested"
 
 
 @pytest.mark.parametrize("microbatches", [2, 3])

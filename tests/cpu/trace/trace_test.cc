@@ -188,8 +188,8 @@ TEST(TraceOfALayer, HasEveryStageOfEveryRank) {
   const auto stages = stages_of(traced.trace);
   for (const char* name :
        {"route", "latent in", "dispatch send", "dispatch receive", "experts", "gemm1", "gemm2",
-        "combine send", "shared experts", "combine receive", "latent out", "output", "wait",
-        "copy rows", "rows in flight", "results in flight"}) {
+        "combine send", "shared experts", "shared gemm1", "shared gemm2", "combine receive",
+        "latent out", "output", "wait", "copy rows", "rows in flight", "results in flight"}) {
     ASSERT_TRUE(stages.count(name)) << name;
     EXPECT_GE(stages.at(name).spans, 2 * 2) << name;  // ranks x calls
     EXPECT_GT(stages.at(name).total_us, 0) << name;
