@@ -56,6 +56,34 @@ TEST(LoadStatistics, CountSlotsOfExpertsAndRanks) {
   EXPECT_EQ(sums[0].per_rank, (std::vector<int64_t>{8 + 3, 6 + 3}));
 }
 
+/// A top-1 router that renormalizes gives every row the weight 1.
+TEST(LoadStatistics, ReplicasShareRowsOfEqualWeights) {
+  for (const Combine combine : {Combine::slots, Combine::rank_sums}) {
+    for (const std::string prepare : {"all2all", "push", "allgather", "hierarchical"}) {
+      PlanOptions options = changeable(4, prepare);
+      options.combine = combine;
+      Group group("E=4,k=1,H=64,I=48,weights=bf16,tokens=8", 2, options, 8);
+      const std::vector<int32_t> ids(8, 2);
+      const std::vector<float> weights(8, 1.0f);
+      const auto run = [&] {
+        expect_none(on_ranks(2, [&](int r) {
+          LayerArgs a = group.args(r);
+          a.topk_ids = TensorView::contiguous(ids.data(), DType::i32, {8, 1});
+          a.topk_weights = TensorView::contiguous(weights.data(), DType::f32, {8, 1});
+          group.layers[r]->run(a);
+        }));
+        return group.output;
+      };
+      const std::vector<float> of_one = run();
+      group.change({{{0, 1, 2, 3}, {0, 1, 2, 3}}});
+      EXPECT_EQ(run(), of_one) << prepare;
+      for (int r = 0; r < 2; ++r) {
+        EXPECT_EQ(group.layers[r]->load_statistics().per_rank, (std::vector<int64_t>{4, 4}));
+      }
+    }
+  }
+}
+
 TEST(LoadStatistics, OffMeansNone) {
   PlanOptions options = options_for("", 1);
   options.load_statistics = false;
