@@ -31,11 +31,13 @@ class Watchdog {
       : thread_([this, deadline, what = std::move(what)] {
           std::unique_lock lock(mutex_);
           if (over_.wait_for(lock, deadline, [this] { return done_; })) return;
+          const std::string absent = MpiWorld::absent();
           fmt::print(stderr,
-                     "moekit: timeout: {}{} did not end within {} ms: a rank has not come, or has "
-                     "ended; its own output says why, or raise --deadline\n",
+                     "moekit: timeout: {}{} did not end within {} ms: {}; its own output says why, "
+                     "or raise --deadline\n",
                      with_rank(""), what,
-                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count());
+                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(),
+                     absent.empty() ? "a rank has not come, or has ended" : absent);
           std::fflush(nullptr);
           _exit(kTimeoutStatus);
         }) {}

@@ -84,6 +84,10 @@ struct MOEKIT_API MpiWorld {
   static MpiWorld start();
   /// The group of all ranks of this world.
   CommunicatorHandle ranks(const ProcessOptions& options = {}) const;
+  /// Who has not come to what this process waits for in start(), ranks() or finish(): "rank 0
+  /// expected 3 ranks, seen 2: rank 1 has not come". Of the ranks of this host, where Open MPI has
+  /// started them; empty else. Any thread, also while another one waits.
+  static std::string absent();
   /// MPI_Finalize. After an error, end the process without it: it waits for ranks that are gone.
   void finish() const;
 };

@@ -3,6 +3,7 @@
 #include "comm/communicator.h"
 #include "comm/mpi_library.h"
 #include "comm/process_group.h"
+#include "comm/roll_call.h"
 #include "comm/subgroup.h"
 #include "moekit/communicator.h"
 
@@ -107,6 +108,8 @@ CommunicatorHandle MpiWorld::ranks(const ProcessOptions& options) const {
   const auto library = comm::MpiLibrary::load();
   return make_mpi_group(library, library->world(), options);
 }
+
+std::string MpiWorld::absent() { return comm::RollCall::of_process().describe(); }
 
 void MpiWorld::finish() const { comm::MpiLibrary::load()->finish(); }
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/plugin.h"
+#include "comm/roll_call.h"
 
 namespace moekit::comm {
 namespace {
@@ -20,17 +21,23 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kPlugin = "libmoekit_mpi.so";
 constexpr auto kNap = std::chrono::microseconds(200);
 
-/// Runs a non-blocking step of the whole group until it is done.
+/// Runs a non-blocking step of the whole group until it is done. `absent` says at the deadline who
+/// has not come, where that is known.
 void wait_for(const MpiLibrary& library, const char* what, std::chrono::nanoseconds deadline,
+              const std::function<std::string()>& absent,
               const std::function<int(int* done)>& step) {
   const auto until = Clock::now() + deadline;
   for (int done = 0;;) {
     library.check(step(&done), what);
     if (done != 0) return;
-    MOEKIT_CHECK_AS(ErrorCode::timeout, Clock::now() < until,
-                    "{}: expected every rank of the MPI communicator within {} ms, at least one "
-                    "has not come; every rank must make the group, or raise the deadline",
-                    what, std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count());
+    if (Clock::now() >= until) {
+      const std::string known = absent ? absent() : std::string();
+      fail(ErrorCode::timeout,
+           "{}: waited {} ms for every rank of the MPI communicator: {}; every rank must make the "
+           "group, or raise the deadline",
+           what, std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(),
+           known.empty() ? "at least one has not come" : known);
+    }
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -127,11 +134,14 @@ void MpiLibrary::start(int* rank, int* size) {
   MOEKIT_CHECK(table_->initialized() == 0,
                "MPI is initialized, or was; a program that uses MPI itself passes its own "
                "communicator to make_mpi_ranks");
+  RollCall::of_process().come();
   check(table_->start(rank, size), "MPI_Init");
 }
 
 void MpiLibrary::finish() {
-  if (table_->initialized() == 1) check(table_->finish(), "MPI_Finalize");
+  if (table_->initialized() != 1) return;
+  RollCall::of_process().come();
+  check(table_->finish(), "MPI_Finalize");
 }
 
 std::shared_ptr<MpiTransport> MpiLibrary::open(const void* mpi_comm,
@@ -139,20 +149,26 @@ std::shared_ptr<MpiTransport> MpiLibrary::open(const void* mpi_comm,
   MOEKIT_CHECK(table_->initialized() == 1,
                "ranks over MPI: expected MPI to be initialized and not finalized; call MPI_Init "
                "first, and destroy layers before MPI_Finalize");
+  std::function<std::string()> absent;
+  if (mpi_comm == world()) {
+    RollCall::of_process().come();
+    absent = [] { return RollCall::of_process().describe(); };
+  }
   moekit_mpi_group* group = nullptr;
   check(table_->open(mpi_comm, &group), "duplicating the communicator");
   try {
-    wait_for(*this, "duplicating the communicator", deadline,
+    wait_for(*this, "duplicating the communicator", deadline, absent,
              [&](int* done) { return table_->opened(group, done); });
-    return std::make_shared<MpiTransport>(shared_from_this(), group);
+    return std::make_shared<MpiTransport>(shared_from_this(), group, absent);
   } catch (...) {
     table_->close(group);
     throw;
   }
 }
 
-MpiTransport::MpiTransport(std::shared_ptr<MpiLibrary> library, moekit_mpi_group* group)
-    : library_(std::move(library)), group_(group) {
+MpiTransport::MpiTransport(std::shared_ptr<MpiLibrary> library, moekit_mpi_group* group,
+                           std::function<std::string()> absent)
+    : library_(std::move(library)), group_(group), absent_(std::move(absent)) {
   library_->check(library_->table().rank(group, &rank_, &size_, &largest_tag_),
                   "asking for the rank");
 }
@@ -173,7 +189,7 @@ void MpiTransport::allgather(const void* send, void* recv, int64_t bytes,
       library_->table().allgather(group_, buffers->send.data(), buffers->recv.data(), bytes),
       "MPI_Iallgather");
   try {
-    wait_for(*library_, "making the group", deadline,
+    wait_for(*library_, "making the group", deadline, absent_,
              [&](int* done) { return library_->table().gathered(group_, done); });
   } catch (...) {
     // MPI has no way to call a collective back: it may still write there.

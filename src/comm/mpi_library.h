@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -44,7 +45,9 @@ class MpiLibrary : public std::enable_shared_from_this<MpiLibrary> {
 class MpiTransport final : public MessageTransport,
                            public std::enable_shared_from_this<MpiTransport> {
  public:
-  MpiTransport(std::shared_ptr<MpiLibrary> library, moekit_mpi_group* group);
+  /// `absent` says, where anybody can, which ranks have not come to make a group.
+  MpiTransport(std::shared_ptr<MpiLibrary> library, moekit_mpi_group* group,
+               std::function<std::string()> absent);
   ~MpiTransport() override;
 
   int rank() const { return rank_; }
@@ -59,6 +62,7 @@ class MpiTransport final : public MessageTransport,
  private:
   std::shared_ptr<MpiLibrary> library_;
   moekit_mpi_group* group_;
+  std::function<std::string()> absent_;
   int rank_ = 0, size_ = 1, largest_tag_ = 0;
   int next_tag_ = 0;
 };

@@ -2,89 +2,16 @@
 
 import json
 import os
-import shutil
-import stat
-import subprocess
 
 import pytest
 
-from moekit_program import FIXTURES, PROGRAM, moekit
+from moekit_program import FIXTURES, moekit
+from mpi_ranks import MISSING, mpirun, over_mpi
 
 MODEL = FIXTURES / "qwen3moe-bf16-sharded"
 SMALL = "E=8,k=2,H=64,I=32,act=silu,weights=bf16"
 
-
-def why_not():
-    """Why these tests can't run, or an empty string."""
-    if shutil.which("mpirun") is None:
-        return "mpirun is missing; install openmpi-bin and libopenmpi-dev, and build again"
-    if not PROGRAM.exists():
-        return ""
-    parts = {part["name"]: part for part in json.loads(moekit("doctor", "--json").stdout)["components"]}
-    return "" if parts["mpi plug-in"]["found"] else parts["mpi plug-in"]["detail"]
-
-
-MISSING = why_not()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "-")
-
-# Every rank runs the program through this, which keeps its status where the launcher can't lose it. RANK<r>_ARGS
-# replaces a rank's arguments; STRIKE<r> is a signal for a rank that has begun to run the layer.
-WRAPPER = """#!/bin/bash
-folder=$1; shift
-rank=$OMPI_COMM_WORLD_RANK
-args="RANK${rank}_ARGS"; strike="STRIKE${rank}"
-[ -z "${!args}" ] || eval "set -- \\"$1\\" ${!args}"
-if [ -n "${!strike}" ]; then
-  "$@" --log "$folder/log$rank" 2>"$folder/stderr$rank" &
-  until grep -q 'making rank' "$folder/log$rank" 2>/dev/null; do sleep 0.05; done
-  sleep 0.5
-  kill -"${!strike}" $!
-  if [ "${!strike}" = STOP ]; then
-    # Gone when the others are.
-    until [ "$(ls "$folder" | grep -c '^status')" -ge $((OMPI_COMM_WORLD_SIZE - 1)) ]; do sleep 0.1; done
-    kill -KILL $!
-  fi
-  wait $!
-  echo struck >"$folder/status$rank"
-else
-  "$@" 2>"$folder/stderr$rank"
-  echo $? >"$folder/status$rank"
-fi
-exit 0
-"""
-
-
-class Launched:
-    """A finished mpirun: what rank 0 printed, and each rank's status and standard error."""
-
-    def __init__(self, done, folder, ranks):
-        self.stdout = done.stdout
-        self.status = [self.read(folder / f"status{r}") for r in range(ranks)]
-        self.stderr = [self.read(folder / f"stderr{r}") for r in range(ranks)]
-
-    @staticmethod
-    def read(path):
-        return path.read_text().strip() if path.exists() else None
-
-    def expect_done(self):
-        assert self.status == ["0"] * len(self.status), "\n".join(str(text) for text in self.stderr)
-
-
-def mpirun(folder, ranks, *args, **environment):
-    wrapper = folder / "wrapper.sh"
-    wrapper.write_text(WRAPPER)
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    command = ["mpirun", "--enable-recovery", "--oversubscribe", "-n", str(ranks)]
-    if os.geteuid() == 0:
-        command.append("--allow-run-as-root")
-    command += [str(wrapper), str(folder), str(PROGRAM), *[str(a) for a in args]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False,
-                          env={**os.environ, **environment})
-    return Launched(done, folder, ranks)
-
-
-def over_mpi(ranks, *more):
-    return ["--ranks", ranks, "--transport", "mpi", *more]
 
 
 @pytest.mark.parametrize("combine", ["slots", "rank_sums"])
@@ -279,11 +206,13 @@ def test_combos_end_with_a_lost_group(tmp_path):
 def test_a_rank_that_never_calls(tmp_path):
     launched = mpirun(tmp_path, 2, "run", "--model", MODEL, *over_mpi(2, "--deadline", "3s"), RANK1_ARGS="--version")
     assert launched.status == ["7", "0"], launched.stderr
-    assert "moekit: timeout: " in launched.stderr[0]
+    assert launched.stderr[0].startswith("moekit: timeout: MPI_Init did not end within 3000 ms: "
+                                         "rank 0 expected 2 ranks, seen 1: rank 1 has not come; "), launched.stderr
 
 
 def test_a_rank_that_never_joins(tmp_path):
     launched = mpirun(tmp_path, 2, "run", "--model", MODEL, *over_mpi(2, "--deadline", "3s"),
                       RANK1_ARGS="run --model /nowhere --ranks 5 --transport mpi")
     assert launched.status == ["7", "2"], launched.stderr
-    assert launched.stderr[0].startswith("moekit: timeout: rank 0: ")
+    assert launched.stderr[0].startswith("moekit: timeout: rank 0: "), launched.stderr
+    assert "rank 0 expected 2 ranks, seen 1: rank 1 has ended (process " in launched.stderr[0], launched.stderr
