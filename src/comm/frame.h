@@ -16,6 +16,7 @@ enum class FrameKind : uint32_t {
   signal,   ///< a flag of a symmetric heap
   goodbye,  ///< the rank gives its end back in peace; the last frame of a link
   failure,  ///< the group has failed; the payload is the reason
+  waits,    ///< the rank has waited for another one for half of the deadline
 };
 
 constexpr size_t kPhaseBytes = 64;
@@ -43,7 +44,7 @@ struct FrameHeader {
   int64_t operation = -1;       ///< number of the operation; put and signal: number of the heap
   int64_t call = 0;             ///< this, layer and phase: where the sender is
   int64_t layer = -1;
-  int64_t sends = 0;    ///< post: bytes for the receiver; put: offset; signal: flag
+  int64_t sends = 0;    ///< post: bytes for the receiver; put: offset; signal: flag; waits: rank
   int64_t expects = 0;  ///< post: bytes from the receiver
   uint64_t value = 0;   ///< signal
   char phase[kPhaseBytes] = {};

@@ -222,10 +222,12 @@ bool MessageLinks::has_left(size_t index) const {
   return links_[index]->last(FrameKind::goodbye) != nullptr;
 }
 
-bool MessageLinks::settled(bool payload_only) const {
-  return std::all_of(links_.begin(), links_.end(), [&](const auto& link) {
-    return link->settled(kLarge) && (payload_only || link->settled(kSmall));
+bool MessageLinks::settled() const {
+  return std::all_of(links_.begin(), links_.end(), [](const auto& link) {
+    return link->settled(kLarge) && link->settled(kSmall);
   });
 }
+
+bool MessageLinks::has_taken_payload(size_t index) const { return links_[index]->settled(kLarge); }
 
 }  // namespace moekit::comm

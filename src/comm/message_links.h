@@ -62,8 +62,10 @@ class MessageLinks {
   /// Tells every peer that this rank leaves in peace.
   void send_goodbye();
   bool has_left(size_t index) const;
-  /// Whether the receivers have taken all that was sent; with `payload_only`, all large frames.
-  bool settled(bool payload_only = false) const;
+  /// Whether the receivers have taken all that was sent.
+  bool settled() const;
+  /// Whether a receiver has taken all large frames.
+  bool has_taken_payload(size_t index) const;
 
  private:
   class PeerLink;

@@ -24,6 +24,7 @@ ProcessEngine::ProcessEngine(ProcessGroup group)
       outgoing_(static_cast<size_t>(Communicator::kMaxInFlight * group_.size)),
       incoming_(static_cast<size_t>(kWindow * group_.size)),
       seen_(static_cast<size_t>(group_.size)),
+      waits_(static_cast<size_t>(group_.size), -1),
       gave_up_(fmt::format("rank {} gave up", group_.rank)) {
   for (int r = 0; r < size(); ++r) {
     const auto at = static_cast<size_t>(r);
@@ -153,6 +154,12 @@ void ProcessEngine::take(int peer, const FrameHeader& frame) {
         heaps_[heap]->take_signal(frame.sends, frame.value);
       }
       return;
+    case FrameKind::waits:
+      take_position(peer, frame);
+      if (frame.sends >= 0 && frame.sends < size()) {
+        waits_[static_cast<size_t>(peer)] = static_cast<int>(frame.sends);
+      }
+      return;
     case FrameKind::goodbye:
     case FrameKind::failure: return;  // have a stream of their own
   }
@@ -180,6 +187,13 @@ void ProcessEngine::take_position(int peer, const FrameHeader& frame) {
   seen.call = frame.call;
   seen.layer = frame.layer;
   std::memcpy(seen.phase, frame.phase, kPhaseBytes);
+  waits_[static_cast<size_t>(peer)] = -1;
+}
+
+void ProcessEngine::take_here(FrameHeader& header) const {
+  header.call = here_.call;
+  header.layer = here_.layer;
+  std::memcpy(header.phase, here_.phase, kPhaseBytes);
 }
 
 void ProcessEngine::take_data(int peer, const FrameHeader& frame) {
@@ -321,8 +335,8 @@ void ProcessEngine::note(const CallSite& site) noexcept {
 }
 
 void ProcessEngine::note_wait(int peer) noexcept {
-  if (!group_.island) return;
-  group_.island->note_wait(peer < 0 ? -1 : group_.members[static_cast<size_t>(peer)]);
+  waits_for_ = peer;
+  if (group_.island) group_.island->note_wait(peer);
 }
 
 void ProcessEngine::ring(int to) {
@@ -333,20 +347,24 @@ void ProcessEngine::ring(int to) {
 void ProcessEngine::send(int to, FrameHeader header, const void* payload, int64_t bytes) {
   Link& link = *links_[static_cast<size_t>(to)];
   const auto* from = static_cast<const std::byte*>(payload);
-  header.call = here_.call;
-  header.layer = here_.layer;
-  std::memcpy(header.phase, here_.phase, kPhaseBytes);
+  take_here(header);
   int64_t sent = -1;
   auto room = [&] { return (sent = link.try_send(header, from, bytes)) >= 0; };
   auto describe = [&] {
     return fmt::format(
-        "rank {} waited {} ms for {} to take what was put into its heap; a rank of "
-        "another node takes it inside its own calls only",
-        rank(), deadline_ms(), describe_rank(to));
+        "rank {} waited {} ms for {} to take what was put into its heap in {}: expected room for "
+        "{} "
+        "bytes, seen none; a rank of another node takes it inside its own calls only, or raise the "
+        "deadline",
+        rank(), deadline_ms(), describe_chain(to), describe_here(), bytes);
   };
   check();
   do {
-    if (!room()) wait_until(room, nullptr, describe);
+    if (!room()) {
+      note_wait(to);
+      wait_until(room, nullptr, describe);
+      note_wait(-1);
+    }
     from += sent;
     header.sends += sent;
     bytes -= sent;

@@ -88,12 +88,15 @@ class ProcessEngine {
   void ring(int to);
   /// This rank comes to `site`; begin() says so itself.
   void note(const CallSite& site) noexcept;
-  /// It waits for `peer` alone; -1: no longer.
+  /// It waits for `peer` alone; -1: no longer. Ranks of other islands hear of it when the wait has
+  /// become a long one.
   void note_wait(int peer) noexcept;
   /// "rank 3 (last seen in phase dispatch, call 7)".
   std::string describe_rank(int rank) const;
-  /// The same, with the ranks of the island that it waits for, one for the next.
+  /// The same, with the ranks that it waits for, one for the next, as far as this rank knows.
   std::string describe_chain(int rank) const;
+  /// "phase dispatch, call 7": where this rank is.
+  std::string describe_here() const;
   int64_t deadline_ms() const;
 
  private:
@@ -138,6 +141,9 @@ class ProcessEngine {
 
   void take(int peer, const FrameHeader& frame);
   void take_position(int peer, const FrameHeader& frame);
+  /// Writes where this rank is.
+  void take_here(FrameHeader& header) const;
+  void tell_wait();
   Position last_seen(int rank) const;
   /// "last seen in phase dispatch, call 7".
   static std::string describe(const Position& position);
@@ -162,7 +168,9 @@ class ProcessEngine {
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   Position here_;
+  int waits_for_ = -1;
   std::vector<Position> seen_;  // of ranks that are not on the island, as their frames tell
+  std::vector<int> waits_;      // of the same: whom they have waited for since, or -1
   std::string gave_up_;         // made early: for want of memory a rank gives up in these words
   std::vector<HeapTarget*> heaps_;
   int64_t next_operation_ = 0;

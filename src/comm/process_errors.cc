@@ -51,6 +51,10 @@ std::string ProcessEngine::describe_rank(int r) const {
                      left ? ", has left the group" : "");
 }
 
+std::string ProcessEngine::describe_here() const {
+  return to_string({here_.phase, here_.call, here_.layer});
+}
+
 std::string ProcessEngine::describe(const Position& position) {
   if (position.call < 0) return "never seen";
   return "last seen in " + to_string({position.phase, position.call, position.layer});
@@ -64,11 +68,10 @@ Position ProcessEngine::last_seen(int r) const {
 std::string ProcessEngine::describe_chain(int r) const {
   std::string text = describe_rank(r);
   for (int length = 1; length < size(); ++length) {
-    const int member = group_.members[static_cast<size_t>(r)];
-    const int next = member >= 0 ? group_.island->waits_for(member) : -1;
-    if (next < 0) break;
-    const auto at = std::find(group_.members.begin(), group_.members.end(), next);
-    r = static_cast<int>(at - group_.members.begin());
+    const auto at = static_cast<size_t>(r);
+    r = group_.members[at] >= 0 ? group_.island->waits_for(group_.members[at]) : waits_[at];
+    if (r < 0 || r >= size()) break;
+    if (r == rank()) return text + fmt::format(", which in turn waits for rank {}", r);
     text += ", which waits for " + describe_rank(r);
   }
   return text;

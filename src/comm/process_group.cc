@@ -15,7 +15,7 @@ namespace moekit::comm {
 namespace {
 
 // Changes with every change of what processes exchange or share.
-constexpr uint64_t kProtocol = 0x6d6f656b69740001;
+constexpr uint64_t kProtocol = 0x6d6f656b69740002;
 
 struct Hello {
   uint64_t protocol = 0;

@@ -124,6 +124,7 @@ void ProcessEngine::wait_until(FunctionRef<bool()> done, const int64_t* progress
                                FunctionRef<std::string()> describe) {
   auto until = Clock::now() + group_.deadline;
   int64_t reached = progress != nullptr ? *progress : 0;
+  bool told = false;
   for (int round = 0;;) {
     const uint32_t seen = group_.island ? group_.island->doorbell() : 0;
     const bool moved = pump();
@@ -132,6 +133,11 @@ void ProcessEngine::wait_until(FunctionRef<bool()> done, const int64_t* progress
     if (progress != nullptr && *progress != reached) {
       reached = *progress;
       until = Clock::now() + group_.deadline;
+      told = false;
+    }
+    if (!told && Clock::now() >= until - group_.deadline / 2) {
+      tell_wait();
+      told = true;
     }
     if (Clock::now() >= until) {
       fail_group(ErrorCode::timeout, describe());
@@ -147,17 +153,38 @@ void ProcessEngine::wait_until(FunctionRef<bool()> done, const int64_t* progress
   }
 }
 
+void ProcessEngine::tell_wait() {
+  if (waits_for_ < 0 || !group_.messages) return;
+  FrameHeader header;
+  header.kind = FrameKind::waits;
+  header.sends = waits_for_;
+  take_here(header);
+  // Where there is no room, that peer names one rank less.
+  for (int r = 0; r < size(); ++r) {
+    const auto at = static_cast<size_t>(r);
+    if (group_.message_links[at] >= 0) links_[at]->try_send(header, nullptr, 0);
+  }
+}
+
 void ProcessEngine::settle() {
   if (!group_.messages) return;
   // Large messages move inside the sender's calls too; a rank that went on to its own work would
   // hold the receiver up.
-  auto done = [&] { return group_.messages->settled(true); };
+  auto is_late = [&](int r) {
+    const int link = group_.message_links[static_cast<size_t>(r)];
+    return link >= 0 && !group_.messages->has_taken_payload(static_cast<size_t>(link));
+  };
+  auto num_late = [&] {
+    int count = 0;
+    for (int r = 0; r < size(); ++r) count += is_late(r) ? 1 : 0;
+    return count;
+  };
+  auto done = [&] { return num_late() == 0; };
   auto describe = [&] {
-    auto all = [&](int r) { return group_.members[static_cast<size_t>(r)] < 0; };
     return fmt::format(
-        "rank {} waited {} ms for {} to take its rows; a rank takes rows inside its "
-        "own calls only",
-        rank(), deadline_ms(), list_ranks(all));
+        "rank {} waited {} ms for {} to take its rows in {}: expected {} ranks, seen {}; a rank "
+        "takes rows inside its own calls only, or raise the deadline",
+        rank(), deadline_ms(), list_ranks(is_late), describe_here(), size(), size() - num_late());
   };
   wait_until(done, nullptr, describe);
 }

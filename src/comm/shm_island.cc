@@ -42,7 +42,7 @@ struct alignas(128) ShmIsland::Member {
   std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> closed;
   std::atomic<int64_t> pid;
-  std::atomic<int32_t> waits_for;  ///< number of the member + 1
+  std::atomic<int32_t> waits_for;  ///< number of the rank + 1
   // Odd while the member writes its position, 0 before the first.
   std::atomic<uint32_t> version;
   std::atomic<uint64_t> position[kPositionWords];
@@ -217,8 +217,8 @@ void ShmIsland::note(const Position& position) noexcept {
   mine.version.store(version + 2, std::memory_order_release);
 }
 
-void ShmIsland::note_wait(int peer) noexcept {
-  member(index_).waits_for.store(peer + 1, std::memory_order_relaxed);
+void ShmIsland::note_wait(int rank) noexcept {
+  member(index_).waits_for.store(rank + 1, std::memory_order_relaxed);
 }
 
 int ShmIsland::waits_for(int index) const {

@@ -40,9 +40,10 @@ class ShmIsland {
   /// Rings a member that waits for what was written into memory of its own (heaps).
   void ring(int member);
 
-  /// Tells the others where this member is, and for whom it waits (-1: for nobody).
+  /// Tells the others where this member is, and for which rank of the group, on this island or not,
+  /// it waits (-1: for none).
   void note(const Position& position) noexcept;
-  void note_wait(int member) noexcept;
+  void note_wait(int rank) noexcept;
   Position position(int member) const;
   int waits_for(int member) const;
 

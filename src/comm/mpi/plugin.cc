@@ -14,6 +14,7 @@
 
 struct moekit_mpi_group {
   MPI_Comm comm = MPI_COMM_NULL;
+  bool has_messages = false;               // has been connected
   MPI_Request request = MPI_REQUEST_NULL;  // of idup, later of the allgather under way
 };
 
@@ -103,7 +104,10 @@ int opened(moekit_mpi_group* group, int* done) {
 void close(moekit_mpi_group* group) {
   // A collective that never ended holds the communicator; what is left then goes with the process.
   if (group->request != MPI_REQUEST_NULL) return;
-  if (running() && group->comm != MPI_COMM_NULL) MPI_Comm_free(&group->comm);
+  // So does a communicator of messages. Where a group has failed some arrive after its end, and
+  // Open MPI would give them to the next communicator, which gets the number of a freed one.
+  if (running() && group->comm != MPI_COMM_NULL && !group->has_messages)
+    MPI_Comm_free(&group->comm);
   delete group;
 }
 
@@ -125,7 +129,9 @@ int allgather(moekit_mpi_group* group, const void* send, void* recv, int64_t byt
 
 moekit_mpi_operations* connect(moekit_mpi_group* group) {
   auto* made = new (std::nothrow) moekit_mpi_operations;
-  if (made != nullptr) made->comm = group->comm;
+  if (made == nullptr) return nullptr;
+  made->comm = group->comm;
+  group->has_messages = true;
   return made;
 }
 
