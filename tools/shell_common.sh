@@ -25,6 +25,7 @@ tool_package() {
     python3) command -v python3 >/dev/null || echo python3 ;;
     python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv ;;
     mpi.h) echo '#include <mpi.h>' | mpicc -x c -E - >/dev/null 2>&1 || echo libopenmpi-dev ;;
+    ip) command -v ip >/dev/null || echo iproute2 ;;
     mpirun) command -v mpirun >/dev/null || echo openmpi-bin ;;
     pkg-config) command -v pkg-config >/dev/null || echo pkg-config ;;
     clang) command -v clang++ >/dev/null || echo clang ;;

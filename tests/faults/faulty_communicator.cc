@@ -45,9 +45,7 @@ class FaultyHeap final : public comm::SymmetricHeap {
   std::byte* peer(int rank) const override { return inner_->peer(rank); }
   uint64_t flag(int64_t flag) const override { return inner_->flag(flag); }
   bool failed() const override { return inner_->failed(); }
-  void put(int rank, int64_t offset, const void* source, int64_t bytes) override {
-    inner_->put(rank, offset, source, bytes);
-  }
+  void put(int rank, int64_t offset, const void* source, int64_t bytes) override;
   void signal(int rank, int64_t flag, uint64_t value) override;
   void wait(int64_t flag, uint64_t value, int peer, CallSite site) override;
 
@@ -193,6 +191,10 @@ class FaultyCommunicator final : public comm::Communicator {
   std::vector<std::byte> payload_;
 };
 
+void FaultyHeap::put(int rank, int64_t offset, const void* source, int64_t bytes) {
+  end_.forward([&] { inner_->put(rank, offset, source, bytes); });
+}
+
 void FaultyHeap::signal(int rank, int64_t flag, uint64_t value) {
   const bool changed = end_.operation("signal", changes_flags(end_.kind()));
   if (changed) value = end_.kind() == Kind::flag_ahead ? value + 2 : value - 1;
@@ -206,8 +208,8 @@ void FaultyHeap::wait(int64_t flag, uint64_t value, int peer, CallSite site) {
 
 }  // namespace
 
-Script::Script(const Fault& fault, int num_ranks)
-    : fault_(fault), positions_(static_cast<size_t>(num_ranks)) {}
+Script::Script(const Fault& fault, int num_ranks, const std::string& file)
+    : fault_(fault), positions_(static_cast<size_t>(num_ranks)), page_(file) {}
 
 std::shared_ptr<comm::Communicator> Script::wrap(std::shared_ptr<comm::Communicator> end) {
   return std::make_shared<FaultyCommunicator>(std::move(end), *this);
@@ -235,7 +237,9 @@ bool Script::due(int rank, const char* operation, bool fits) {
   if (rank != fault_.rank || at.call != fault_.call || at.step != fault_.step) return false;
   if (page_->num_operations == kMaxOperations) throw std::length_error("too many operations");
   std::strncpy(page_->operations[page_->num_operations++], operation, 63);
-  if (fault_.kind == Kind::none || at.operation != fault_.operation || !fits) return false;
+  const bool chosen =
+      fault_.operation == kFirstThatFits ? !fired() : at.operation == fault_.operation;
+  if (fault_.kind == Kind::none || !chosen || !fits) return false;
   page_->fired.store(true);
   return true;
 }

@@ -31,7 +31,8 @@ enum class Kind {
 };
 
 /// The operation is counted from 1 inside a step of a call of the layer (0 dispatch, 1 experts, 2
-/// combine).
+/// combine); kFirstThatFits is the first to which the kind can happen.
+inline constexpr int kFirstThatFits = 0;
 struct Fault {
   Kind kind = Kind::none;
   int rank = 1;
@@ -43,10 +44,11 @@ struct Fault {
 /// What a rank that leaves throws; nothing but the test catches it.
 struct Left {};
 
-/// Shared by the ends of one group. Processes have copies, made by fork(), of one page.
+/// Shared by the ends of one group. Processes have copies of one page: made by fork(), or of the
+/// same file.
 class Script {
  public:
-  Script(const Fault& fault, int num_ranks);
+  Script(const Fault& fault, int num_ranks, const std::string& file = "");
 
   std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> end);
   /// The rank comes to a step.

@@ -1,7 +1,12 @@
 #include "faults/shared_page.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 namespace moekit::faults {
@@ -42,7 +47,26 @@ uint32_t update(std::atomic<uint64_t>& word, const Change& change) {
 
 }  // namespace
 
-Meeting::Meeting(int size) { state_->word.store(static_cast<uint64_t>(size) << 16); }
+void* map_shared(size_t bytes, const std::string& file) {
+  const auto fail = [&](const char* what) {
+    throw std::system_error(errno, std::generic_category(), what + (" " + file));
+  };
+  int descriptor = -1;
+  if (!file.empty()) {
+    descriptor = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) fail("open");
+  }
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      file.empty() ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) fail("mmap");
+  if (descriptor >= 0) close(descriptor);
+  return memory;
+}
+
+Meeting::Meeting(int size, const std::string& file) : state_(file) {
+  uint64_t untouched = 0;  // another process may have come first
+  state_->word.compare_exchange_strong(untouched, static_cast<uint64_t>(size) << 16);
+}
 
 void Meeting::arrive_and_wait() {
   const uint32_t round = update(state_->word, [](Word& w) { ++w.arrived; });

@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <map>
 #include <thread>
 
 #include "moekit/error.h"
 #include "moekit/layer.h"
+#include "problem/rank_map.h"
 #include "problem/tensor_slice.h"
 #include "quant/stored_codec.h"
 #include "support/problems.h"
@@ -271,6 +274,54 @@ TEST(TensorParallel, RanksMustBeAMultiple) {
   EXPECT_EQ(outcome.code, ErrorCode::invalid_argument);
   EXPECT_NE(outcome.error.find("no multiple of tp = 2"), std::string::npos) << outcome.error;
   EXPECT_EQ(try_run(layer, sliced(0), 2, make_rows(layer, 3)).code, ErrorCode::invalid_argument);
+}
+
+/// dp x ep x tp ranks: each copy of the layer is a group of its own, made by split().
+TEST(RankMaps, CopiesOfALayerExchangeNothing) {
+  const RankMap map = RankMap::of(8, 2, 2);
+  const LayerSource layer = make_layer("E=6,k=2,H=64,I=64,act=silu,weights=mxfp8,shared_I=64");
+  const int64_t hidden = layer.config.hidden, share = 3;  // tokens of a share of the experts
+  std::vector<std::vector<float>> rows, expected;
+  for (int dp = 0; dp < map.dp_size; ++dp) {
+    rows.push_back(make_rows(layer, share * map.ep_size, 50 + dp));
+    expected.push_back(run_layer(layer, sliced(2), map.ep_size * map.tp_size, rows.back()));
+  }
+  const auto ends = make_thread_ranks(map.size());
+  std::vector<std::string> errors(static_cast<size_t>(map.size()));
+  std::barrier<> copies_done(map.size());
+  std::vector<std::thread> threads;
+  for (int r = 0; r < map.size(); ++r) {
+    threads.emplace_back([&, r] {
+      const RankCoords at = map.coords_of(r);
+      PlanOptions options = sliced(2);
+      options.comm = ends[r].split(at.dp, r);
+      options.max_tokens = share;
+      const Layer mine = Layer::from_canonical(layer.canonical, options);
+      std::vector<float> output(static_cast<size_t>(share * hidden));
+      LayerArgs args;
+      args.hidden = TensorView::contiguous(rows[at.dp].data() + at.ep * share * hidden, DType::f32,
+                                           {share, hidden});
+      args.output = TensorView::contiguous(output.data(), DType::f32, {share, hidden});
+      const auto run = [&] {
+        mine.run(args);
+        const auto* same = expected[at.dp].data() + at.ep * share * hidden;
+        EXPECT_TRUE(std::equal(output.begin(), output.end(), same)) << "rank " << r;
+      };
+      run();
+      copies_done.arrive_and_wait();
+      if (r == map.rank_of({1, 1, 0})) options.comm.abort("the test ends this copy");
+      try {
+        run();
+      } catch (const Error& e) {
+        errors[r] = e.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < map.size(); ++r) {
+    const bool failed = errors[r].find("the test ends this copy") != std::string::npos;
+    EXPECT_EQ(failed, map.coords_of(r).dp == 1) << "rank " << r << ": " << errors[r];
+  }
 }
 
 }  // namespace
