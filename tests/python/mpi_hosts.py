@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 
 # RFC 2544 sets this network aside for tests; the other end of the cable is all that is on it.
 ADDRESSES = ["198.18.77.1", "198.18.77.2"]
@@ -83,6 +84,8 @@ class Hosts:
         self.end()
         for name in self.names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            # What a launch that was killed leaves behind.
+            shutil.rmtree(f"{tempfile.gettempdir()}/ompi.{name}.{os.geteuid()}", ignore_errors=True)
 
     def end(self):
         """Ends what still runs on the hosts."""
