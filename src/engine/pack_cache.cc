@@ -145,6 +145,7 @@ Digest PackCache::key_of(const CanonicalLayer& layer, std::span<const int32_t> l
   key.add(layout.name);
   key.add(layout.row_order);
   key.add(layout.note);
+  key.add(layout.encoding);
   for (const WeightScheme* scheme : {&layout.gate_up, &layout.down}) {
     key.add(scheme->format);
     key.add(scheme->group);

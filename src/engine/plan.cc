@@ -46,21 +46,26 @@ Problem largest_problem(const Problem& problem) {
   return largest;
 }
 
-/// A packed expert is the largest where the layout must suit all experts of the layer.
-StorePlan plan_store(const CanonicalLayer& layer, const Plan& plan) {
+/// The layout that memory must suffice for: of the rank's experts, or of all where they may change.
+WeightLayout largest_layout(const CanonicalLayer& layer, const Plan& plan) {
+  if (plan.problem.slots_per_rank == 0) return plan.layout;
+  std::vector<int32_t> all(static_cast<size_t>(plan.problem.config.num_experts));
+  std::iota(all.begin(), all.end(), 0);
+  return plan.choice.experts->weight_layout(layer, all);
+}
+
+/// Places of the size that suits all experts of the layer.
+StorePlan plan_store(const Plan& plan, const WeightLayout& layout) {
   const Problem& problem = plan.problem;
   if (problem.slots_per_rank == 0) {
-    return {plan.layout.head_bytes(), plan.layout.expert_bytes(), plan.layout.num_local_experts, 0};
+    return {layout.head_bytes(), layout.expert_bytes(), layout.num_local_experts, 0};
   }
-  std::vector<int32_t> all(static_cast<size_t>(problem.config.num_experts));
-  std::iota(all.begin(), all.end(), 0);
-  const WeightLayout layout = plan.choice.experts->weight_layout(layer, all);
   if (layout.total_bytes() == 0) return {};
   return {layout.head_bytes(), layout.expert_bytes(), problem.slots_per_rank,
           problem.staging_slots + 1};
 }
 
-void lay_out_workspace(Plan& plan) {
+void lay_out_workspace(Plan& plan, const WeightLayout& weights) {
   const Problem problem = largest_problem(plan.problem);
   const select::Choice& choice = plan.choice;
   const prepare::Traits prepare = choice.prepare->traits(problem);
@@ -69,8 +74,8 @@ void lay_out_workspace(Plan& plan) {
   plan.heap = choice.prepare->heap_need(problem, choice.wire, choice.quant_duty);
   plan.regions.prepare =
       layout.add(choice.prepare->workspace_bytes(problem, choice.wire, choice.quant_duty), 1);
-  plan.regions.experts =
-      layout.add(choice.experts->workspace_bytes(problem, prepare.max_rows, plan.num_threads), 1);
+  plan.regions.experts = layout.add(
+      choice.experts->workspace_bytes(problem, weights, prepare.max_rows, plan.num_threads), 1);
   MOEKIT_CHECK_AS(ErrorCode::internal, !prepare.holds_results || choice.reduce == nullptr,
                   "{} holds the experts' results, but {} would reduce them first",
                   choice.prepare->name(), choice.reduce->name());
@@ -127,11 +132,12 @@ Plan build_plan(const CanonicalLayer& layer, const Problem& problem, const selec
   plan.num_threads = num_threads;
   plan.moves_rows = choice.prepare->traits(problem).moves_rows;
   plan.layout = choice.experts->weight_layout(layer, plan.local_experts());
-  plan.store = plan_store(layer, plan);
+  const WeightLayout largest = largest_layout(layer, plan);
+  plan.store = plan_store(plan, largest);
   for (int64_t step : ladder(problem.max_tokens)) {
     plan.buckets.push_back({step, choice.experts->candidates(problem, step).front()});
   }
-  lay_out_workspace(plan);
+  lay_out_workspace(plan, largest);
   plan.device_workspace_bytes =
       plan.layout.on_device ? choice.experts->device_workspace_bytes(problem) : 0;
   lay_out_layer(layer, plan);

@@ -73,9 +73,10 @@ class Experts {
   virtual void pack_experts(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                             const WeightLayout& layout, std::span<std::byte* const> places,
                             ThreadPool& threads) const;
-  /// Scratch for at most max_rows rows of `rows` layout (batched: rows_per_expert).
-  virtual int64_t workspace_bytes(const Problem& problem, int64_t max_rows,
-                                  int num_threads) const = 0;
+  /// Scratch for at most max_rows rows of `rows` layout (batched: rows_per_expert) and weights in
+  /// `layout`.
+  virtual int64_t workspace_bytes(const Problem& problem, const WeightLayout& layout,
+                                  int64_t max_rows, int num_threads) const = 0;
   // Members whose weights lie on a device (WeightLayout::on_device); no other is asked.
   /// Memory of the device for one call in flight.
   virtual int64_t device_workspace_bytes(const Problem&) const { return 0; }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
+#include "base/buffer.h"
 #include "linear/cpu_isa.h"
 #include "linear/panel_pack.h"
 #include "linear/row_operand.h"
@@ -11,7 +13,7 @@
 namespace moekit::linear {
 namespace {
 
-/// [PanelSpec | static input scale], then the panels.
+/// [PanelSpec | static input scale], the order of a sorted matrix, then the panels.
 constexpr int64_t kHeadBytes = 128;
 constexpr int64_t kChunkRows = 960;
 constexpr int64_t kRowBlock = 120;
@@ -20,6 +22,8 @@ constexpr int64_t kSerialValues = 32768;
 struct Head {
   PanelSpec spec;
   float input_scale = 1.0f;
+
+  int64_t panels_offset() const { return kHeadBytes + round_up(order_bytes(spec.places), 128); }
 };
 static_assert(sizeof(Head) <= kHeadBytes);
 
@@ -30,12 +34,13 @@ struct Scratch {
   int64_t total = 0;
 };
 
-Scratch scratch_of(const StoredMatrix& weight, const ActivationScheme& input, int64_t max_rows,
+Scratch scratch_of(const PanelSpec& spec, const ActivationScheme& input, int64_t max_rows,
                    int num_threads) {
   Scratch s;
+  const int64_t values = std::max(spec.cols, spec.places);
   s.rows = std::max<int64_t>(1, std::min(max_rows, kChunkRows));
-  s.stride = operand_stride(weight.cols);
-  s.extras = operand_extras(weight.cols, input.format, may_have_zeros(weight.scheme));
+  s.stride = operand_stride(values);
+  s.extras = operand_extras(values, input.format, spec.zeros);
   WorkspaceLayout w;
   s.operands = w.add(s.rows, sizeof(RowOperand));
   s.extra = w.add(s.rows, s.extras * 4);
@@ -43,7 +48,7 @@ Scratch scratch_of(const StoredMatrix& weight, const ActivationScheme& input, in
   WorkspaceLayout t;
   t.add(kRowBlock * kPanelCols, 4);  // sums, first
   s.decode_offset = t.add(kScratchBytes, 1).offset;
-  s.prepare_offset = t.add(prepare_scratch_bytes(weight.cols), 1).offset;
+  s.prepare_offset = t.add(prepare_scratch_bytes(spec.cols, spec.places), 1).offset;
   s.thread_bytes = t.total();
   s.per_thread = w.add(num_threads, s.thread_bytes);
   s.total = w.total();
@@ -68,6 +73,10 @@ void prepare(const Call& call, int64_t first, int64_t i, int thread) {
   record.format = &format;
   record.data = reinterpret_cast<const std::byte*>(call.args.x + (first + i) * call.args.x_stride);
   record.static_scale = call.head.input_scale;
+  if (call.head.spec.is_sorted()) {
+    record.order = reinterpret_cast<const int32_t*>(call.args.blob + kHeadBytes);
+    record.places = call.head.spec.places;
+  }
   call.operands()[i] =
       prepare_row(call.plan, record,
                   call.scratch.values.in<std::byte>(call.args.workspace) + i * call.scratch.stride,
@@ -78,7 +87,7 @@ void prepare(const Call& call, int64_t first, int64_t i, int thread) {
 void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows, int64_t panel,
                     int thread) {
   const PanelSpec& spec = call.head.spec;
-  const std::byte* data = call.args.blob + kHeadBytes + panel * spec.panel_bytes();
+  const std::byte* data = call.args.blob + call.head.panels_offset() + panel * spec.panel_bytes();
   auto* sums = reinterpret_cast<float*>(call.mine(thread));
   const RowOperand* operands = call.operands() + block;
   multiply_panel(*call.plan.kernels, spec.code, panel_view(spec, call.plan.segment, data),
@@ -101,30 +110,42 @@ bool CpuLinear::supports(const StoredMatrix& weight, const ActivationScheme&) co
 }
 
 int64_t CpuLinear::packed_bytes(const StoredMatrix& weight) const {
-  return kHeadBytes + plan_panels(weight).total_bytes();
+  const Head head{plan_panels(weight), weight.input_scale};
+  return head.panels_offset() + head.spec.total_bytes();
 }
 
 void CpuLinear::pack(const StoredMatrix& weight, std::byte* blob, ThreadPool& threads) const {
   const Head head{plan_panels(weight), weight.input_scale};
-  std::memset(blob, 0, kHeadBytes);
+  std::memset(blob, 0, static_cast<size_t>(head.panels_offset()));
   std::memcpy(blob, &head, sizeof(head));
-  auto task = [&](int64_t panel, int) {
-    pack_panel(weight, StoredVector{}, head.spec, panel,
-               blob + kHeadBytes + panel * head.spec.panel_bytes());
+  const int32_t* order = nullptr;
+  if (head.spec.is_sorted()) {
+    std::vector<int32_t> counters(static_cast<size_t>(count_groups(weight)));
+    auto* to = reinterpret_cast<int32_t*>(blob + kHeadBytes);
+    fill_order(weight, {head.spec.group, head.spec.places}, to, counters.data());
+    order = to;
+  }
+  const int64_t scratch_bytes = pack_scratch_bytes(head.spec);
+  const Buffer scratch(threads.num_threads() * scratch_bytes);
+  const StoredVector no_bias;
+  auto task = [&](int64_t panel, int thread) {
+    std::byte* out = blob + head.panels_offset() + panel * head.spec.panel_bytes();
+    pack_panel({&weight, &no_bias, &head.spec, panel, out, order},
+               scratch.data() + thread * scratch_bytes);
   };
   threads.parallel_for(head.spec.panels(), task);
 }
 
 int64_t CpuLinear::workspace_bytes(const StoredMatrix& weight, const ActivationScheme& input,
                                    int64_t max_rows, int num_threads) const {
-  return scratch_of(weight, input, max_rows, num_threads).total;
+  return scratch_of(plan_panels(weight), input, max_rows, num_threads).total;
 }
 
 void CpuLinear::run(const Args& args) const {
   Call call{args, {}, {}, {}};
   std::memcpy(&call.head, args.blob, sizeof(call.head));
   call.plan = ProductPlan::of(isa(), call.head.spec, args.input);
-  call.scratch = scratch_of(*args.weight, args.input, args.num_rows, args.threads->num_threads());
+  call.scratch = scratch_of(call.head.spec, args.input, args.num_rows, args.threads->num_threads());
   const int64_t panels = call.head.spec.panels();
   for (int64_t first = 0; first < args.num_rows; first += call.scratch.rows) {
     const int64_t rows = std::min(call.scratch.rows, args.num_rows - first);

@@ -214,6 +214,10 @@ static void load_bf16(const uint16_t* in, float weight, int64_t n, float* x) {
   }
 }
 
+static void permute(const float* x, const int32_t* order, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[order[i]];
+}
+
 static void store_operand(const float* x, int64_t n, int64_t n_padded, StoreAs store,
                           void* operand) {
   auto* out = static_cast<std::byte*>(operand);
@@ -276,6 +280,7 @@ static void add_elementwise(Kernels& k) {
   k.accumulate = accumulate;
   k.load_f32 = load_f32;
   k.load_bf16 = load_bf16;
+  k.permute = permute;
   k.store_operand = store_operand;
   k.segment_sums = segment_sums;
   k.abs_max = abs_max;

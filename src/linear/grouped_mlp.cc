@@ -35,7 +35,7 @@ class Pass {
     // Rows that arrive quantized carry their scale; a source may only quantize where one scale
     // serves all.
     const bool scale_matters = is_static(shape_.gate_up_input) && !quantized_in_;
-    per_slot_ = scale_matters && !head_.experts_share_scale;
+    per_slot_ = (scale_matters && !head_.experts_share_scale) || head_.up.is_sorted();
     halves_differ_ = scale_matters && gated_ && !head_.halves_share_scale;
     row_block_ = std::clamp<int64_t>(a_.knobs.row_block, 1, kMaxRowBlock);
   }
@@ -125,7 +125,9 @@ class Pass {
     if (num_slots_ > 0) {
       prepare_inputs();
       hidden_phase();
-      if (!is_plain(down_plan_.input) || down_plan_.sums) quantize_hidden();
+      if (!is_plain(down_plan_.input) || down_plan_.sums || head_.down.is_sorted()) {
+        finish_hidden();
+      }
     }
     if (a_.output == MlpOutput::summed && owns_columns()) {
       owner_phase();
@@ -165,7 +167,7 @@ class Pass {
     auto* ready = s_.row_ready.in<RowOperand>(ws_);
     if (!halves_differ_) {
       for_rows(num_rows_, shape_.width, [&](int64_t r, int thread) {
-        if (has_slot(r)) ready[r] = prepare_input(r, r, input_scales(0).up, false, thread);
+        if (has_slot(r)) ready[r] = prepare_input(r, r, 0, false, thread);
       });
       for (int64_t i = 0; i < num_slots_; ++i) {
         up_rows[i] = ready[order()[i] / top_k_];
@@ -174,27 +176,34 @@ class Pass {
       return;
     }
     for_rows(num_rows_, shape_.width, [&](int64_t r, int thread) {
-      if (has_slot(r)) ready[r] = prepare_input(r, r, input_scales(0).gate, true, thread);
+      if (has_slot(r)) ready[r] = prepare_input(r, r, 0, true, thread);
     });
     for (int64_t i = 0; i < num_slots_; ++i) gate_rows[i] = ready[order()[i] / top_k_];
     for_rows(num_rows_, shape_.width, [&](int64_t r, int thread) {
-      if (has_slot(r)) ready[r] = prepare_input(r, r, input_scales(0).up, false, thread);
+      if (has_slot(r)) ready[r] = prepare_input(r, r, 0, false, thread);
     });
     for (int64_t i = 0; i < num_slots_; ++i) up_rows[i] = ready[order()[i] / top_k_];
   }
 
   void prepare_slot(int64_t i, int32_t expert, int thread, RowOperand* gate, RowOperand* up) {
-    const InputScales scales = input_scales(expert);
+    const ExpertInputs inputs = inputs_of(expert);
+    const bool one = inputs.gate == inputs.up && inputs.halves_share_order != 0;
     const int64_t row = order()[i] / top_k_;
-    *up = prepare_input(row, i, scales.up, false, thread);
-    *gate = scales.gate == scales.up ? *up : prepare_input(row, i, scales.gate, true, thread);
+    *up = prepare_input(row, i, expert, false, thread);
+    *gate = one || !gated_ ? *up : prepare_input(row, i, expert, true, thread);
   }
 
-  /// Row `row` of the chunk into operand `index` of the up (or only) or gate buffers.
-  RowOperand prepare_input(int64_t row, int64_t index, float static_scale, bool gate, int thread) {
+  /// Row `row` of the chunk, for an expert's gate or up, into operand `index` of the up (or only)
+  /// or gate buffers.
+  RowOperand prepare_input(int64_t row, int64_t index, int32_t expert, bool gate, int thread) {
+    const ExpertInputs inputs = inputs_of(expert);
     RowRecord record;
     record.format = &a_.in.format;
-    record.static_scale = static_scale;
+    record.static_scale = gate ? inputs.gate : inputs.up;
+    if (head_.up.is_sorted()) {
+      record.order = order_of(expert, gate ? 0 : 1);
+      record.places = gate ? head_.gate.places : head_.up.places;
+    }
     if (batched_) {
       const BatchedRow at = batched_row(row);
       record.data = a_.in.record(at.expert * a_.in.rows_per_expert + at.row);
@@ -256,16 +265,19 @@ class Pass {
     h.up_rows = up_rows;
     h.num_rows = item.count;
     h.columns = std::min(kPanelCols, shape_.inter - panel * kPanelCols);
-    const StoreAs store = is_plain(down_plan_.input) ? down_plan_.store : StoreAs::f32;
+    const bool as_operand = is_plain(down_plan_.input) && !head_.down.is_sorted();
+    const StoreAs store = as_operand ? down_plan_.store : StoreAs::f32;
     h.out = hidden_at(item.first) + panel * kPanelCols * (store == StoreAs::bf16 ? 2 : 4);
     h.out_stride = s_.hidden_stride;
     down_plan_.kernels->hidden(shape_.activation, store, h);
   }
 
-  /// Intermediate rows through the down input's chain, in place; and their segment sums.
-  void quantize_hidden() {
+  /// Intermediate rows through the down input's chain and into its order, in place; and their
+  /// segment sums.
+  void finish_hidden() {
     auto* hidden_rows = s_.hidden_rows.in<RowOperand>(ws_);
-    if (is_static(down_plan_.input)) {
+    const bool is_sorted = head_.down.is_sorted();
+    if (is_static(down_plan_.input) || is_sorted) {
       for_items([&](const MlpItem& item) {
         for (int64_t i = item.first; i < item.first + item.count; ++i) slot_expert(i) = item.expert;
       });
@@ -273,7 +285,7 @@ class Pass {
     const RowFormat format = RowFormat::of(ActivationFormat::f32, shape_.inter);
     for_rows(num_slots_, shape_.inter, [&](int64_t i, int thread) {
       float* extras = s_.hidden_extra.in<float>(ws_) + i * s_.hidden_extras;
-      if (is_plain(down_plan_.input)) {
+      if (is_plain(down_plan_.input) && !is_sorted) {
         down_plan_.kernels->segment_sums(hidden_at(i), down_plan_.store, head_.down.k_padded(),
                                          down_plan_.segment, extras);
         hidden_rows[i].segment_sums = extras;
@@ -282,7 +294,11 @@ class Pass {
       RowRecord record;
       record.format = &format;
       record.data = hidden_at(i);
-      if (is_static(down_plan_.input)) record.static_scale = input_scales(slot_expert(i)).down;
+      if (is_static(down_plan_.input)) record.static_scale = inputs_of(slot_expert(i)).down;
+      if (is_sorted) {
+        record.order = order_of(slot_expert(i), 2);
+        record.places = head_.down.places;
+      }
       hidden_rows[i] = prepare_row(down_plan_, record, hidden_at(i), extras,
                                    thread_scratch(thread) + s_.prepare_offset);
     });
@@ -412,11 +428,18 @@ class Pass {
   int64_t columns_of(int64_t panel) const {
     return std::min(kPanelCols, shape_.width - panel * kPanelCols);
   }
-  InputScales input_scales(int32_t e) const {
-    InputScales scales;
-    std::memcpy(&scales, a_.blob + sizeof(BlobHead) + e * int64_t{sizeof(InputScales)},
-                sizeof(scales));
-    return scales;
+  /// Of gate, up or down (0, 1, 2), where they are sorted.
+  const int32_t* order_of(int32_t e, int which) const {
+    int64_t offset = head_.first_order;
+    if (which > 0) offset += order_bytes(head_.gate.places);
+    if (which > 1) offset += order_bytes(head_.up.places);
+    return reinterpret_cast<const int32_t*>(expert_at(e) + offset);
+  }
+  ExpertInputs inputs_of(int32_t e) const {
+    ExpertInputs inputs;
+    std::memcpy(&inputs, a_.blob + sizeof(BlobHead) + e * int64_t{sizeof(ExpertInputs)},
+                sizeof(inputs));
+    return inputs;
   }
 
   const MlpArgs& a_;
@@ -441,9 +464,9 @@ class Pass {
 
 }  // namespace
 
-int64_t mlp_workspace_bytes(const MlpShape& shape, RowsLayout rows, int64_t num_experts,
-                            int64_t max_rows, int num_threads) {
-  return mlp_scratch(shape, rows, num_experts, max_rows, num_threads).total;
+int64_t mlp_workspace_bytes(const MlpShape& shape, const MlpPlaces& places, RowsLayout rows,
+                            int64_t num_experts, int64_t max_rows, int num_threads) {
+  return mlp_scratch(shape, places, rows, num_experts, max_rows, num_threads).total;
 }
 
 void run_mlp(const MlpArgs& args) {
@@ -451,8 +474,9 @@ void run_mlp(const MlpArgs& args) {
   std::memcpy(&head, args.blob, sizeof(head));
   const int64_t max_rows =
       args.in.layout == RowsLayout::batched ? args.in.rows_per_expert : args.in.num_rows;
-  const MlpScratch scratch = mlp_scratch(*args.shape, args.in.layout, head.num_experts, max_rows,
-                                         args.threads->num_threads());
+  const MlpPlaces places{std::max(head.gate.places, head.up.places), head.down.places};
+  const MlpScratch scratch = mlp_scratch(*args.shape, places, args.in.layout, head.num_experts,
+                                         max_rows, args.threads->num_threads());
   Pass(args, scratch).run();
 }
 

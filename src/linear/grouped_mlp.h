@@ -7,6 +7,7 @@
 // a third phase. Formats whose scales need a whole intermediate row add a phase between.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,21 +33,31 @@ struct MlpShape {
   bool zero_points = false;  ///< some matrix may be packed with zero points
 };
 
+/// Places of sorted K axes (column_order.h), 0 where K is as stored: what rows are permuted to.
+struct MlpPlaces {
+  int64_t gate_up = 0, down = 0;
+};
+
 /// How a group of experts is packed: the same for all of them.
 struct MlpLayout {
   PanelSpec gate, up, down;  ///< gate has no rows when the activation has none
   int64_t num_experts = 0;
   std::vector<int64_t> expert_offset;  ///< [num_experts + 1]; the first is the size of the head
-  std::string note;                    ///< why something was widened
+  std::string note;                    ///< why something was widened or sorted
 
   int64_t gate_up_bytes() const {
     return up.panels() * ((gate.rows > 0 ? gate.panel_bytes() : 0) + up.panel_bytes());
   }
+  int64_t first_order() const { return gate_up_bytes() + down.total_bytes(); }
   int64_t total_bytes() const { return expert_offset.back(); }
+  MlpPlaces places() const { return {std::max(gate.places, up.places), down.places}; }
 };
 
-/// Reads descriptions and offsets only, no weights.
-MlpLayout plan_mlp(std::span<const StoredExpert* const> experts);
+/// Reads descriptions and what plan_panels reads, no codes. What bits depend on (widened or
+/// sorted columns) is decided for all experts of `layer`, so that it is the same on every rank;
+/// empty: there are no others.
+MlpLayout plan_mlp(std::span<const StoredExpert* const> experts,
+                   std::span<const StoredExpert> layer = {});
 
 /// Fills blob[0, layout.total_bytes()), panels spread over the threads.
 void pack_mlp(std::span<const StoredExpert* const> experts, const MlpLayout& layout,
@@ -97,8 +108,8 @@ struct MlpArgs {
 };
 
 /// Scratch for at most max_rows rows (batched: per expert). Bounded: more rows go in chunks.
-int64_t mlp_workspace_bytes(const MlpShape& shape, RowsLayout rows, int64_t num_experts,
-                            int64_t max_rows, int num_threads);
+int64_t mlp_workspace_bytes(const MlpShape& shape, const MlpPlaces& places, RowsLayout rows,
+                            int64_t num_experts, int64_t max_rows, int num_threads);
 
 /// Never allocates, never throws.
 void run_mlp(const MlpArgs& args);

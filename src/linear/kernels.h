@@ -98,6 +98,8 @@ struct Kernels {
   /// x[i] = in[i] (times weight), from f32 or bf16.
   void (*load_f32)(const float* in, float weight, int64_t n, float* x) = nullptr;
   void (*load_bf16)(const uint16_t* in, float weight, int64_t n, float* x) = nullptr;
+  /// out[i] = x[order[i]], i in [0, n).
+  void (*permute)(const float* x, const int32_t* order, int64_t n, float* out) = nullptr;
   /// Stores n values as an operand and zeros up to n_padded.
   void (*store_operand)(const float* x, int64_t n, int64_t n_padded, StoreAs store,
                         void* operand) = nullptr;

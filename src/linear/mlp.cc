@@ -41,7 +41,8 @@ void Mlp::pack(std::byte* blob, ThreadPool& threads) const {
 
 int64_t Mlp::workspace_bytes(int64_t max_rows, int num_threads) const {
   return mlp_workspace_bytes(shape_of(*expert_, activation_, gate_up_input_, down_input_),
-                             RowsLayout::standard, 1, max_rows, num_threads);
+                             layout_of(expert_).places(), RowsLayout::standard, 1, max_rows,
+                             num_threads);
 }
 
 void Mlp::run(const Args& args) const {

@@ -13,21 +13,23 @@ struct BlobHead {
   int64_t num_experts = 0;
   int64_t first_expert = 0;  ///< offset
   int64_t expert_bytes = 0;
+  int64_t first_order = 0;  ///< offset in an expert: orders of gate, up, down where they are sorted
   PanelSpec gate, up, down;
   bool halves_share_scale = true;   ///< gate and up of each expert have one static input scale
   bool experts_share_scale = true;  ///< and so have all experts
 };
 
-/// Static input scales of one expert, in their scheme's sense.
-struct InputScales {
+/// What one expert's input rows need: static scales in their scheme's sense.
+struct ExpertInputs {
   float gate = 1.0f;
   float up = 1.0f;
   float down = 1.0f;
+  int32_t halves_share_order = 1;  ///< columns of gate and up are sorted alike
 };
 
-/// [BlobHead | InputScales x num_experts].
+/// [BlobHead | ExpertInputs x num_experts].
 inline int64_t blob_head_bytes(int64_t num_experts) {
-  return round_up(int64_t{sizeof(BlobHead)} + num_experts * int64_t{sizeof(InputScales)}, 128);
+  return round_up(int64_t{sizeof(BlobHead)} + num_experts * int64_t{sizeof(ExpertInputs)}, 128);
 }
 
 }  // namespace moekit::linear

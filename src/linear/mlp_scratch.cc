@@ -15,16 +15,18 @@ constexpr int64_t kMaxChunkRows = 4096;
 
 }  // namespace
 
-MlpScratch mlp_scratch(const MlpShape& shape, RowsLayout layout, int64_t num_experts,
-                       int64_t max_rows, int num_threads) {
+MlpScratch mlp_scratch(const MlpShape& shape, const MlpPlaces& places, RowsLayout layout,
+                       int64_t num_experts, int64_t max_rows, int num_threads) {
   MlpScratch s;
   const bool batched = layout == RowsLayout::batched;
   const int64_t k = batched ? 1 : shape.top_k;
-  const bool per_slot = is_static(shape.gate_up_input);
-  s.input_stride = operand_stride(shape.width);
-  s.hidden_stride = operand_stride(shape.inter);
-  s.input_extras = operand_extras(shape.width, shape.gate_up_input.format, shape.zero_points);
-  s.hidden_extras = operand_extras(shape.inter, shape.down_input.format, shape.zero_points);
+  const bool per_slot = is_static(shape.gate_up_input) || places.gate_up > 0;
+  const int64_t input_values = std::max(shape.width, places.gate_up);
+  const int64_t hidden_values = std::max(shape.inter, places.down);
+  s.input_stride = operand_stride(input_values);
+  s.hidden_stride = operand_stride(hidden_values);
+  s.input_extras = operand_extras(input_values, shape.gate_up_input.format, shape.zero_points);
+  s.hidden_extras = operand_extras(hidden_values, shape.down_input.format, shape.zero_points);
   const int64_t row_bytes =
       (s.input_stride + s.input_extras * 4) * (per_slot ? 2 * k : 1) +
       k * (s.hidden_stride + s.hidden_extras * 4 + 128 + (batched ? 0 : shape.width * 4));
@@ -57,7 +59,10 @@ MlpScratch mlp_scratch(const MlpShape& shape, RowsLayout layout, int64_t num_exp
   WorkspaceLayout t;
   s.sums_offset = t.add(2 * kMaxRowBlock * kPanelCols, 4).offset;
   s.decode_offset = t.add(kScratchBytes, 1).offset;
-  s.prepare_offset = t.add(prepare_scratch_bytes(std::max(shape.width, shape.inter)), 1).offset;
+  s.prepare_offset = t.add(prepare_scratch_bytes(std::max(shape.width, shape.inter),
+                                                 std::max(places.gate_up, places.down)),
+                           1)
+                         .offset;
   s.owner_offset = t.add(kMaxOwnerSlots * kPanelCols, 4).offset;
   s.thread_bytes = t.total();
   s.per_thread = w.add(num_threads, s.thread_bytes);

@@ -24,7 +24,8 @@ struct MlpItem {
 struct MlpScratch {
   int64_t chunk_rows = 0;
   int64_t chunk_slots = 0;
-  int64_t input_rows = 0;  ///< prepared rows: one a row, or one a slot where scales are an expert's
+  int64_t input_rows = 0;  ///< prepared rows: one a row, or one a slot where scales or orders of
+                           ///< columns are an expert's
   int64_t input_stride = 0, input_extras = 0;
   int64_t hidden_stride = 0, hidden_extras = 0;
   Region counts, order, places, experts, batched, items;
@@ -46,7 +47,7 @@ inline bool is_plain(const ActivationScheme& s) {
   return s.format == ActivationFormat::f32 || s.format == ActivationFormat::bf16;
 }
 
-MlpScratch mlp_scratch(const MlpShape& shape, RowsLayout layout, int64_t num_experts,
-                       int64_t max_rows, int num_threads);
+MlpScratch mlp_scratch(const MlpShape& shape, const MlpPlaces& places, RowsLayout layout,
+                       int64_t num_experts, int64_t max_rows, int num_threads);
 
 }  // namespace moekit::linear

@@ -226,8 +226,9 @@ void pack_zero_words(const std::byte* base, int64_t word_stride, int64_t group_s
 }  // namespace
 
 const PackLoops& generic_pack_loops() {
-  static constexpr PackLoops kLoops{pack_rows,   pack_outer,      pack_awq,
-                                    pack_scales, pack_zero_words, pack_shifted_zeros};
+  static constexpr PackLoops kLoops{pack_rows,      pack_outer,      pack_swapped_nibbles,
+                                    locate_columns, pack_columns,    pack_awq,
+                                    pack_scales,    pack_zero_words, pack_shifted_zeros};
   return kLoops;
 }
 

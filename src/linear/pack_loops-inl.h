@@ -3,14 +3,14 @@
 
 using V = Ops::V;
 
-/// Codes go to a stage first and leave it in order: panels are larger than caches and are not read
-/// soon, so whole lines go past them without being fetched before.
+/// Codes go to a stage first and leave it in order: panels are larger than caches and are mostly
+/// not read soon, so whole lines go past them without being fetched before.
 struct Stage {
   alignas(64) std::byte bytes[kPanelCols * kRowChunkBytes];
 
   /// Bytes [first, last), multiples of 64, to the same place of `out`.
-  void flush(int64_t first, int64_t last, std::byte* out) const {
-    if (reinterpret_cast<uintptr_t>(out) % sizeof(V) != 0) {
+  void flush(int64_t first, int64_t last, std::byte* out, bool is_read_next = false) const {
+    if (is_read_next || reinterpret_cast<uintptr_t>(out) % sizeof(V) != 0) {
       __builtin_memcpy(out + first, bytes + first, static_cast<size_t>(last - first));
       return;
     }
@@ -60,8 +60,9 @@ class Pipeline {
  public:
   static constexpr int64_t kSteps = kPanelCols / Ops::kCols;
 
-  Pipeline(const PackHints& hints, int64_t chunks)
-      : next_(hints.next),
+  Pipeline(const PackHints& hints, int64_t chunks, bool is_read_next)
+      : is_read_next_(is_read_next),
+        next_(hints.next),
         next_end_(hints.next + hints.next_bytes),
         next_step_((hints.next_bytes / (chunks * kSteps) + 63) / 64 * 64) {}
 
@@ -84,9 +85,10 @@ class Pipeline {
   void store(int64_t first, int64_t last) {
     const int64_t begin = full_bytes_ * first / kSteps / 64 * 64;
     const int64_t end = full_bytes_ * last / kSteps / 64 * 64;
-    stages_[turn_ ^ 1].flush(begin, end, out_);
+    stages_[turn_ ^ 1].flush(begin, end, out_, is_read_next_);
   }
 
+  bool is_read_next_;
   const std::byte* next_;
   const std::byte* next_end_;
   int64_t next_step_;
@@ -124,7 +126,7 @@ bool transpose_rows(const CodeOrder& order, const std::byte* const* rows, int64_
   constexpr int64_t kHalf = kBlockK * kBits / 32 * kUnitBytes;
   const int64_t bytes = count * kBits / 8;
   Finish<kShuffle, kNans> finish(order.flip);
-  Pipeline pipeline(hints, (bytes + kRowChunkBytes - 1) / kRowChunkBytes);
+  Pipeline pipeline(hints, (bytes + kRowChunkBytes - 1) / kRowChunkBytes, order.is_read_next);
   for (int64_t first = 0; first < bytes; first += kRowChunkBytes) {
     const int64_t chunk = bytes - first < kRowChunkBytes ? bytes - first : kRowChunkBytes;
     const int64_t next = first + kRowChunkBytes;
@@ -231,7 +233,7 @@ bool interleave(const CodeOrder& order, const OuterCodes& codes, int64_t count, 
         Ops::store(stage.bytes + c / 16 * kHalf + u * kUnitBytes + c % 16 * 4, finish(w[i]));
       }
     }
-    stage.flush(0, 2 * kHalf, out + block * 2 * kHalf);
+    stage.flush(0, 2 * kHalf, out + block * 2 * kHalf, order.is_read_next);
   }
   Ops::fence();
   return Ops::any(finish.nans);
@@ -279,6 +281,81 @@ bool pack_outer(const CodeOrder& order, const OuterCodes& codes, int64_t count, 
     }
     return interleave<kBits, kShuffle, kNans, 4, false>(order, codes, count, out);
   });
+}
+
+/// The place of code j of a unit in its word, in codes: where shuffle_nibbles puts one of 4 bits.
+constexpr int place_in_word(int bits, int j) { return bits == 4 ? 4 * (j % 2) + j / 2 : j; }
+
+void pack_swapped_nibbles(const std::byte* from, int64_t bytes, std::byte* to) {
+  const V low = Ops::splat(0x0f0f0f0fu);
+  for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(sizeof(V))) {
+    const V x = Ops::load(from + i);
+    const V high = Ops::both(Ops::template right<4>(x), low);
+    Ops::store(to + i, Ops::either(high, Ops::template left<4>(Ops::both(x, low))));
+  }
+}
+
+/// A code of 4 bits whose nibble is the other half of a byte than the one it takes comes from the
+/// panel with nibbles swapped.
+void locate_columns(Code code, const int32_t* columns, int64_t count, int64_t swapped,
+                    int32_t* offsets) {
+  if (code == Code::int4) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto column = static_cast<uint32_t>(columns[i]);
+      const uint32_t from = column % 8, place = 4 * (i % 2) + i % 8 / 2;
+      const auto words = static_cast<uint32_t>(word_offset(column / 8));
+      const uint32_t other = (from ^ place) & 1u ? static_cast<uint32_t>(swapped) : 0;
+      offsets[i] = static_cast<int32_t>(words + other + from / 2 - place / 2);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const auto column = static_cast<uint32_t>(columns[i]);
+    const auto words = static_cast<uint32_t>(word_offset(column / 4));
+    offsets[i] = static_cast<int32_t>(words + column % 4 - static_cast<uint32_t>(i % 4));
+  }
+}
+
+/// Code J of a unit and those after it.
+template <int kBits, int J>
+[[gnu::always_inline]] inline void gather_codes(const std::byte* words, const int32_t* offsets,
+                                                V* w) {
+  const std::byte* from = words + offsets[J];
+  const V mask = Ops::splat((kBits == 4 ? 15u : 255u) << kBits * place_in_word(kBits, J));
+  for (int i = 0; i < 32 / Ops::kCols; ++i) {
+    const int c = i * Ops::kCols;
+    const V code = Ops::both(Ops::load(from + c / 16 * kWordHalf + c % 16 * 4), mask);
+    w[i] = J == 0 ? code : Ops::either(w[i], code);
+  }
+  if constexpr ((J + 1) * kBits < 32) gather_codes<kBits, J + 1>(words, offsets, w);
+}
+
+template <int kBits>
+void gather_units(const std::byte* words, const int32_t* offsets, int64_t count, std::byte* out) {
+  constexpr int64_t kUnit = 32 / kBits;
+  constexpr int64_t kHalf = kBlockK / kUnit * kUnitBytes;
+  Stage stage;
+  for (int64_t k = 0; k < count; k += kBlockK, out += 2 * kHalf) {
+    for (int64_t u = 0; u < kBlockK / kUnit; ++u) {
+      V w[32 / Ops::kCols];
+      gather_codes<kBits, 0>(words, offsets + k + u * kUnit, w);
+      for (int i = 0; i < 32 / Ops::kCols; ++i) {
+        const int c = i * Ops::kCols;
+        Ops::store(stage.bytes + c / 16 * kHalf + u * kUnitBytes + c % 16 * 4, w[i]);
+      }
+    }
+    stage.flush(0, 2 * kHalf, out);
+  }
+  Ops::fence();
+}
+
+void pack_columns(Code code, const std::byte* words, const int32_t* offsets, int64_t count,
+                  std::byte* out) {
+  if (code == Code::int4) {
+    gather_units<4>(words, offsets, count, out);
+  } else {
+    gather_units<8>(words, offsets, count, out);
+  }
 }
 
 /// Rows of words that are asked for ahead: each may lie in a page of its own.

@@ -17,6 +17,7 @@ struct PanelTask {
   const PanelSpec* spec = nullptr;
   int64_t panel = 0;
   std::byte* out = nullptr;
+  const int32_t* order = nullptr;  ///< of fill_order, where spec->is_sorted()
 };
 
 /// A few panels that one thread packs: neighbours of one matrix, gate's before up's. Together
@@ -30,17 +31,21 @@ class PanelRun {
   static constexpr int kMaxPanels = 8;
 
   void add(const PanelTask& task);
-  void pack() const;
+  /// `scratch` has pack_scratch_bytes of each spec. Never throws.
+  void pack(std::byte* scratch = nullptr) const;
 
  private:
   PanelTask tasks_[kMaxPanels];
   int count_ = 0;
 };
 
-/// A run of one panel.
-void pack_panel(const StoredMatrix& m, const StoredVector& bias, const PanelSpec& spec,
-                int64_t panel, std::byte* out);
+/// Scratch of one thread that packs runs of panels like `spec`; 0 where none is needed.
+int64_t pack_scratch_bytes(const PanelSpec& spec);
 
+/// A run of one panel.
+void pack_panel(const PanelTask& task, std::byte* scratch = nullptr);
+
+// Columns of a sorted matrix are counted in places.
 /// The code at (row, col) of a packed matrix, as stored: the format's bits, or the centred integer.
 uint32_t packed_code_at(const PanelSpec& spec, const std::byte* panels, int64_t row, int64_t col);
 

@@ -58,29 +58,44 @@ const std::byte* grid_row(const StoredMatrix& m, const ScaleGrid& grid, int64_t 
   return grid.values.data + p * grid.values.row_stride;
 }
 
+/// A column of panel group g.
+int64_t column_in(const PanelSpec& spec, const PanelGroups& groups, int64_t g) {
+  return groups.order != nullptr ? groups.order[g * spec.group] : g * spec.group;
+}
+
+/// The stored group of panel group g.
+int64_t stored_group(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                     int64_t g) {
+  if (groups.in_sequence) return g;
+  const int64_t column = column_in(spec, groups, g);
+  if (m.group_index != nullptr) return m.group_index[column];
+  return m.scales.col_group > 0 ? column / m.scales.col_group : 0;
+}
+
 /// out[group][column] = stored element, for columns [0, valid); grids of whole elements, one a row.
 template <int kBytes>
-void copy_grid(const StoredMatrix& m, const ScaleGrid& grid, int64_t first_row, int64_t valid,
-               int64_t groups, std::byte* out) {
+void copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+               const ScaleGrid& grid, int64_t first_row, int64_t valid, std::byte* out) {
   const CodeGrid& g = grid.values;
-  if (valid == kPanelCols && g.col_stride == kBytes) {
+  const auto offset = [&](int64_t i) { return stored_group(m, spec, groups, i) * g.col_stride; };
+  if (valid == kPanelCols && g.col_stride == kBytes && groups.in_sequence) {
     const std::byte* rows[kPanelCols];
     for (int64_t c = 0; c < kPanelCols; ++c) rows[c] = grid_row(m, grid, first_row + c);
-    pack_loops().scales(rows, groups, kBytes, out);
+    pack_loops().scales(rows, groups.count, kBytes, out);
     return;
   }
   const bool beside = grid.row_group == 1 && m.row_step == 1 && g.row_stride == kBytes;
   if (valid == kPanelCols && beside) {
     const std::byte* from = grid_row(m, grid, first_row);
-    for (int64_t i = 0; i < groups; ++i, from += g.col_stride) {
-      std::memcpy(out + i * kPanelCols * kBytes, from, kPanelCols * kBytes);
+    for (int64_t i = 0; i < groups.count; ++i) {
+      std::memcpy(out + i * kPanelCols * kBytes, from + offset(i), kPanelCols * kBytes);
     }
     return;
   }
   const int64_t spacing = m.row_step * g.row_stride;
   if (grid.row_group == 1 && spacing <= 8) {  // a group's elements share a line or two
-    const std::byte* from = grid_row(m, grid, first_row);
-    for (int64_t i = 0; i < groups; ++i, from += g.col_stride) {
+    for (int64_t i = 0; i < groups.count; ++i) {
+      const std::byte* from = grid_row(m, grid, first_row) + offset(i);
       std::byte* to = out + i * kPanelCols * kBytes;
       for (int64_t c = 0; c < valid; ++c) std::memcpy(to + c * kBytes, from + c * spacing, kBytes);
     }
@@ -89,8 +104,8 @@ void copy_grid(const StoredMatrix& m, const ScaleGrid& grid, int64_t first_row, 
   for (int64_t c = 0; c < valid; ++c) {
     const std::byte* from = grid_row(m, grid, first_row + c);
     std::byte* to = out + c * kBytes;
-    for (int64_t i = 0; i < groups; ++i) {
-      std::memcpy(to + i * kPanelCols * kBytes, from + i * g.col_stride, kBytes);
+    for (int64_t i = 0; i < groups.count; ++i) {
+      std::memcpy(to + i * kPanelCols * kBytes, from + offset(i), kBytes);
     }
   }
 }
@@ -117,7 +132,8 @@ void poison_scales(Scale kind, int64_t groups, std::byte* out, float* column_sca
 }
 
 /// Zero points that share 32-bit words along outputs: unpacked as stored. False where they do not.
-bool unpack_zeros(const StoredMatrix& m, int64_t first_row, int64_t groups, std::byte* out) {
+bool unpack_zeros(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                  int64_t first_row, std::byte* out) {
   const CodeGrid& g = m.zeros.values;
   if (g.pack_axis != PackAxis::rows || bits_of(g.unit) != 32 || m.zeros.row_group != 1)
     return false;
@@ -126,12 +142,17 @@ bool unpack_zeros(const StoredMatrix& m, int64_t first_row, int64_t groups, std:
   const std::byte* base = g.data + (m.row_first + first_row) / g.pack * g.row_stride;
   if (g.pack == 8) {
     const bool awq = g.order == PackOrder::awq;
-    pack_loops().zero_words(base, g.row_stride, g.col_stride, groups, awq, out);
+    const int64_t run = groups.in_sequence ? groups.count : 1;
+    for (int64_t i = 0; i < groups.count; i += run) {
+      const std::byte* from = base + stored_group(m, spec, groups, i) * g.col_stride;
+      pack_loops().zero_words(from, g.row_stride, g.col_stride, run, awq, out + i * kPanelCols);
+    }
     return true;
   }
-  for (int64_t i = 0; i < groups; ++i) {
+  for (int64_t i = 0; i < groups.count; ++i) {
+    const std::byte* from = base + stored_group(m, spec, groups, i) * g.col_stride;
     for (int64_t w = 0; w < kPanelCols / 4; ++w) {
-      std::memcpy(out + i * kPanelCols + w * 4, base + w * g.row_stride + i * g.col_stride, 4);
+      std::memcpy(out + i * kPanelCols + w * 4, from + w * g.row_stride, 4);
     }
   }
   return true;
@@ -157,6 +178,24 @@ void prefetch_grid(const StoredMatrix& m, const ScaleGrid& grid, int64_t first_r
 
 }  // namespace
 
+PanelGroups PanelGroups::of(const StoredMatrix& m, const PanelSpec& spec, const int32_t* order) {
+  PanelGroups groups;
+  if (order == nullptr) {
+    groups.count = spec.group > 0 ? ceil_div(m.cols, int64_t{spec.group}) : 1;
+    return groups;
+  }
+  groups.order = order;
+  groups.in_sequence = false;
+  bool in_sequence = true;
+  const int64_t most = ceil_div(spec.places, int64_t{spec.group});
+  while (groups.count < most && column_in(spec, groups, groups.count) < m.cols) {
+    in_sequence = in_sequence && stored_group(m, spec, groups, groups.count) == groups.count;
+    ++groups.count;
+  }
+  groups.in_sequence = in_sequence;
+  return groups;
+}
+
 void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel,
                      const std::byte* panel_out) {
   for (int64_t at = spec.scale_offset(); at < spec.panel_bytes(); at += 64) {
@@ -168,65 +207,63 @@ void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel
   if (spec.zeros) prefetch_grid(m, m.zeros, panel * kPanelCols, groups);
 }
 
-void pack_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, std::byte* out,
-                 float* column_scale) {
+void pack_scales(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                 int64_t panel, std::byte* out, float* column_scale) {
   if (spec.scale == Scale::none) return;
   const int64_t first_row = panel * kPanelCols;
   const int64_t valid = std::min(kPanelCols, m.rows - first_row);
-  const int64_t groups = ceil_div(m.cols, int64_t{spec.group});
   const int64_t columns = spec.scale == Scale::f32_panel ? 1 : kPanelCols;
-  const int64_t filled = valid < kPanelCols ? 0 : groups * columns * bytes_of(spec.scale);
+  const int64_t filled = valid < kPanelCols ? 0 : groups.count * columns * bytes_of(spec.scale);
   std::memset(out + filled, 0, static_cast<size_t>(spec.scale_bytes() - filled));
   if (spec.scale == Scale::f32_panel) {
-    for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t g = 0; g < groups.count; ++g) {
       store_scale(spec.scale, quant::scale_at(m, first_row, g * spec.group), g, out);
     }
     return;
   }
   if (copies_scales(m, spec)) {
     switch (bytes_of(spec.scale)) {
-      case 1: copy_grid<1>(m, m.scales, first_row, valid, groups, out); break;
-      case 2: copy_grid<2>(m, m.scales, first_row, valid, groups, out); break;
-      default: copy_grid<4>(m, m.scales, first_row, valid, groups, out); break;
+      case 1: copy_grid<1>(m, spec, groups, m.scales, first_row, valid, out); break;
+      case 2: copy_grid<2>(m, spec, groups, m.scales, first_row, valid, out); break;
+      default: copy_grid<4>(m, spec, groups, m.scales, first_row, valid, out); break;
     }
-    poison_scales(spec.scale, groups, out, column_scale);
+    poison_scales(spec.scale, groups.count, out, column_scale);
     return;
   }
   for (int64_t c = 0; c < valid; ++c) {
-    for (int64_t g = 0; g < groups; ++g) {
-      const float value = quant::scale_at(m, first_row + c, g * spec.group);
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const float value = quant::scale_at(m, first_row + c, column_in(spec, groups, g));
       if (std::isnan(value)) column_scale[c] = kNan;
       store_scale(spec.scale, std::isnan(value) ? 0.0f : value, g * kPanelCols + c, out);
     }
   }
 }
 
-void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, int32_t centre,
-                std::byte* out) {
+void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                int64_t panel, int32_t centre, std::byte* out) {
   const int64_t first_row = panel * kPanelCols;
   const int64_t valid = std::min(kPanelCols, m.rows - first_row);
-  const int64_t groups = spec.group > 0 ? ceil_div(m.cols, int64_t{spec.group}) : 1;
-  const int64_t filled = valid < kPanelCols ? 0 : groups * kPanelCols;
+  const int64_t filled = valid < kPanelCols ? 0 : groups.count * kPanelCols;
   std::memset(out + filled, 0, static_cast<size_t>(spec.zero_bytes() - filled));
   const int32_t offset = m.code_offset - centre;
   const CodeGrid& g = m.zeros.values;
   if (valid == kPanelCols && m.zeros.empty()) {
-    std::memset(out, std::clamp(offset, -128, 127), static_cast<size_t>(groups * kPanelCols));
+    std::memset(out, std::clamp(offset, -128, 127), static_cast<size_t>(groups.count * kPanelCols));
     return;
   }
   if (valid == kPanelCols) {
     const bool whole =
         g.pack_axis == PackAxis::none && bits_of(g.unit) == 8 && m.zeros.row_group <= 1;
-    if (whole) copy_grid<1>(m, m.zeros, first_row, valid, groups, out);
-    if (whole || unpack_zeros(m, first_row, groups, out)) {
-      pack_loops().shift_zeros(out, groups * kPanelCols, whole && g.unit == DType::i8,
+    if (whole) copy_grid<1>(m, spec, groups, m.zeros, first_row, valid, out);
+    if (whole || unpack_zeros(m, spec, groups, first_row, out)) {
+      pack_loops().shift_zeros(out, groups.count * kPanelCols, whole && g.unit == DType::i8,
                                m.zero_offset + offset);
       return;
     }
   }
-  for (int64_t i = 0; i < groups; ++i) {
+  for (int64_t i = 0; i < groups.count; ++i) {
     for (int64_t c = 0; c < valid; ++c) {
-      const int32_t z = quant::zero_at(m, first_row + c, i * spec.group);
+      const int32_t z = quant::zero_at(m, first_row + c, column_in(spec, groups, i));
       out[i * kPanelCols + c] =
           static_cast<std::byte>(static_cast<int8_t>(std::clamp(z + offset, -128, 127)));
     }

@@ -14,12 +14,21 @@ namespace moekit::linear {
 void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel,
                      const std::byte* panel_out);
 
+/// The stored groups whose scales and zero points a panel's groups have.
+struct PanelGroups {
+  int64_t count = 0;               ///< that hold columns; groups behind them are pad
+  const int32_t* order = nullptr;  ///< of the columns where they are sorted (column_order.h)
+  bool in_sequence = true;         ///< group g is group g as stored
+
+  static PanelGroups of(const StoredMatrix& m, const PanelSpec& spec, const int32_t* order);
+};
+
 /// Writes spec.scale_bytes(). NaN ones become NaN in `column_scale` ([32]) and zero bytes.
-void pack_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, std::byte* out,
-                 float* column_scale);
+void pack_scales(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                 int64_t panel, std::byte* out, float* column_scale);
 
 /// Writes spec.zero_bytes(): zero points less what was taken from every code, saturated to 8 bits.
-void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, int64_t panel, int32_t centre,
-                std::byte* out);
+void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+                int64_t panel, int32_t centre, std::byte* out);
 
 }  // namespace moekit::linear

@@ -13,22 +13,27 @@
 
 #include "base/math.h"
 #include "linear/codes.h"
+#include "linear/column_order.h"
 #include "quant/row_format.h"
 #include "quant/stored_matrix.h"
 
 namespace moekit::linear {
 
 struct PanelSpec {
-  int64_t rows = 0;   ///< outputs N
-  int64_t cols = 0;   ///< inputs K
-  int32_t group = 0;  ///< K elements a scale and zero point; 0: one zero point a column, no scale
+  int64_t rows = 0;    ///< outputs N
+  int64_t cols = 0;    ///< inputs K
+  int64_t places = 0;  ///< of a K axis sorted by scale group (column_order.h); 0: K as stored
+  int32_t group = 0;   ///< K elements a scale and zero point; 0: one zero point a column, no scale
   Code code = Code::bf16;
   Scale scale = Scale::none;
   bool zeros = false;  ///< int8 zero points, centred like their codes
   bool widened = false;
 
   int64_t panels() const { return ceil_div(rows, kPanelCols); }
-  int64_t k_padded() const { return round_up(cols, kBlockK); }
+  bool is_sorted() const { return places > 0; }
+  /// K elements that panels hold, without the pad at the end.
+  int64_t packed_cols() const { return is_sorted() ? places : cols; }
+  int64_t k_padded() const { return round_up(packed_cols(), kBlockK); }
   int64_t groups() const { return group > 0 ? ceil_div(k_padded(), int64_t{group}) : 1; }
   int64_t half_bytes() const { return kBlockK / unit_k(code) * kUnitBytes; }
   int64_t code_bytes() const { return k_padded() / kBlockK * 2 * half_bytes(); }
@@ -48,9 +53,18 @@ struct PanelSpec {
   }
 };
 
-/// How `m` is packed. Storages whose scales can't be grouped along K (groups along outputs, act
-/// order, odd group sizes) are widened exactly: to bf16 where code times scale fits, else to f32.
+/// How `m` is packed. Columns that name their group one by one (act order) are sorted by it.
+/// Storages whose scales can't be grouped along K (groups along outputs, odd group sizes) are
+/// widened exactly: to bf16 where code times scale fits, else to f32. Reads group indices, and the
+/// zero points of 8-bit codes that are stored with an offset.
 PanelSpec plan_panels(const StoredMatrix& m);
+
+/// The same for a matrix whose columns are sorted together with those of others; without places:
+/// whose columns are not sorted.
+PanelSpec plan_panels(const StoredMatrix& m, const SortedColumns& sorted);
+
+/// Whether `m` has to be sorted, if it keeps its format.
+bool names_groups(const StoredMatrix& m);
 
 /// Whether matrices of `scheme` may be packed with zero points: what workspaces are sized by.
 constexpr bool may_have_zeros(const WeightScheme& scheme) {
@@ -61,8 +75,8 @@ constexpr bool may_have_zeros(const WeightScheme& scheme) {
 /// The scheme that `spec` holds `m` in: m.scheme, or the wider one.
 WeightScheme packed_scheme(const StoredMatrix& m, const PanelSpec& spec);
 
-/// Why `m` was widened, for explain; empty when it was not.
-std::string widening_note(const StoredMatrix& m, const PanelSpec& spec);
+/// Why `m` was widened, or that its columns were sorted, for explain; empty when neither is so.
+std::string packing_note(const StoredMatrix& m, const PanelSpec& spec);
 
 /// K elements summed before a scale is applied: what one accumulator run covers. 0: no scales at
 /// all, the sum runs through K. Part of the definition of a result's bits, so it depends on the

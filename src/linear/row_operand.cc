@@ -21,9 +21,11 @@ ProductPlan ProductPlan::of(CpuIsa isa, const PanelSpec& spec, const ActivationS
   plan.segment = segment_of(spec, input.format);
   plan.sums = spec.zeros;
   // Quantized inputs are exact in bf16: codes of at most 4 significant bits times block scales of
-  // at most 4. f16 and f32 weights are not.
-  const bool pairs =
-      input.format != ActivationFormat::f32 && spec.code != Code::f16 && spec.code != Code::f32;
+  // at most 4. f16 and f32 weights are not, nor are f32 block scales, which permuted values take
+  // in.
+  const bool takes_scales = spec.is_sorted() && input.format == ActivationFormat::fp8_block;
+  const bool pairs = input.format != ActivationFormat::f32 && spec.code != Code::f16 &&
+                     spec.code != Code::f32 && !takes_scales;
   plan.kernels = &linear::kernels(isa, pairs);
   if (plan.kernels->pairs) {
     plan.store = StoreAs::bf16;
@@ -41,7 +43,16 @@ int64_t operand_extras(int64_t cols, ActivationFormat input, bool sums) {
   return round_up(floats, 16);
 }
 
-int64_t prepare_scratch_bytes(int64_t cols) { return round_up(cols * 4, 64); }
+namespace {
+
+/// A row's values and a zero behind them, which places without a column take.
+int64_t values_bytes(int64_t cols) { return round_up((cols + 1) * 4, 64); }
+
+}  // namespace
+
+int64_t prepare_scratch_bytes(int64_t cols, int64_t places) {
+  return values_bytes(cols) + round_up(places * 4, 64);
+}
 
 namespace {
 
@@ -193,8 +204,20 @@ RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::by
   if (arrived != plan.input.format && !is_plain(plan.input.format)) {
     quantize_values(k, plan.input, record.static_scale, x, n, row, extras);
   }
-  const int64_t padded = round_up(n, kBlockK);
-  k.store_operand(x, n, padded, plan.store, operand);
+  int64_t count = n;
+  if (record.order != nullptr) {
+    if (row.block_scales != nullptr) {
+      for (int64_t i = 0; i < n; ++i) x[i] *= row.block_scales[i / 128];
+      row.block_scales = nullptr;
+    }
+    x[n] = 0.0f;
+    auto* permuted = reinterpret_cast<float*>(scratch + values_bytes(n));
+    k.permute(x, record.order, record.places, permuted);
+    x = permuted;
+    count = record.places;
+  }
+  const int64_t padded = round_up(count, kBlockK);
+  k.store_operand(x, count, padded, plan.store, operand);
   if (plan.sums) {
     float* sums = extras;
     if (plan.input.format == ActivationFormat::fp8_block) sums += ceil_div(n, int64_t{128});

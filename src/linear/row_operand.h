@@ -27,19 +27,23 @@ struct ProductPlan {
 int64_t operand_stride(int64_t cols);
 /// Floats beside each row: block scales and segment sums.
 int64_t operand_extras(int64_t cols, ActivationFormat input, bool sums);
-/// Bytes of scratch for one thread that prepares rows of `cols` values.
-int64_t prepare_scratch_bytes(int64_t cols);
+/// Bytes of scratch for one thread that prepares rows of `cols` values, permuted to `places` of
+/// them (0: never).
+int64_t prepare_scratch_bytes(int64_t cols, int64_t places);
 
 /// Where a row comes from.
 struct RowRecord {
   const RowFormat* format = nullptr;
   const std::byte* data = nullptr;
-  float weight = 1.0f;        ///< multiplies values that are not in the scheme's format yet
-  float static_scale = 1.0f;  ///< of the matrix, in the scheme's sense
+  float weight = 1.0f;             ///< multiplies values that are not in the scheme's format yet
+  float static_scale = 1.0f;       ///< of the matrix, in the scheme's sense
+  const int32_t* order = nullptr;  ///< value of each place, of a sorted matrix; null: as they come
+  int64_t places = 0;
 };
 
 /// Fills `operand` (operand_stride bytes) and `extras`. A record that already has the scheme's
-/// format is taken as it is. Never throws.
+/// format is taken as it is. Quantization sees values in their own order, before they are permuted.
+/// Never throws.
 RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::byte* operand,
                        float* extras, std::byte* scratch);
 

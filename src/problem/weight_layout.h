@@ -28,6 +28,10 @@ struct WeightLayout {
   int64_t expert_bytes() const {
     return expert_offset.size() < 2 ? 0 : expert_offset[1] - expert_offset[0];
   }
+  // Inputs of gate and up, and of down, as packed, where their columns are sorted by scale group:
+  // what rows are permuted to. 0: as stored.
+  int64_t gate_up_places = 0;
+  int64_t down_places = 0;
   bool on_device = false;  ///< packed experts lie in a device's memory, one after the other
   std::string note;        ///< shown by explain: e.g. why a format was widened
 };

@@ -69,7 +69,7 @@ Support CpuExperts::supports(const Problem& problem) const {
 WeightLayout CpuExperts::weight_layout(const CanonicalLayer& layer,
                                        std::span<const int32_t> local_experts) const {
   const auto experts = local_of(layer, local_experts);
-  const linear::MlpLayout mlp = linear::plan_mlp(experts);
+  const linear::MlpLayout mlp = linear::plan_mlp(experts, layer.experts);
   WeightLayout layout;
   layout.name = "cpu_panels";
   layout.row_order = layer.config.activation.gated ? RowOrder::panels : RowOrder::not_gated;
@@ -82,6 +82,8 @@ WeightLayout CpuExperts::weight_layout(const CanonicalLayer& layer,
   layout.num_local_experts = static_cast<int64_t>(experts.size());
   layout.expert_offset = mlp.expert_offset;
   layout.encoding = linear::encoding_of(mlp);
+  layout.gate_up_places = mlp.places().gate_up;
+  layout.down_places = mlp.places().down;
   layout.note = mlp.note;
   return layout;
 }
@@ -89,26 +91,27 @@ WeightLayout CpuExperts::weight_layout(const CanonicalLayer& layer,
 void CpuExperts::pack(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                       const WeightLayout&, std::byte* blob, ThreadPool& threads) const {
   const auto experts = local_of(layer, local_experts);
-  linear::pack_mlp(experts, linear::plan_mlp(experts), blob, threads);
+  linear::pack_mlp(experts, linear::plan_mlp(experts, layer.experts), blob, threads);
 }
 
 void CpuExperts::pack_head(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                            const WeightLayout&, std::byte* blob) const {
   const auto experts = local_of(layer, local_experts);
-  linear::pack_mlp_head(experts, linear::plan_mlp(experts), blob);
+  linear::pack_mlp_head(experts, linear::plan_mlp(experts, layer.experts), blob);
 }
 
 void CpuExperts::pack_experts(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                               const WeightLayout&, std::span<std::byte* const> places,
                               ThreadPool& threads) const {
   const auto experts = local_of(layer, local_experts);
-  linear::pack_mlp_experts(experts, linear::plan_mlp(experts), places, threads);
+  linear::pack_mlp_experts(experts, linear::plan_mlp(experts, layer.experts), places, threads);
 }
 
-int64_t CpuExperts::workspace_bytes(const Problem& problem, int64_t max_rows,
-                                    int num_threads) const {
-  return linear::mlp_workspace_bytes(shape_of(problem.config), rows_, problem.num_local_experts(),
-                                     max_rows, num_threads);
+int64_t CpuExperts::workspace_bytes(const Problem& problem, const WeightLayout& layout,
+                                    int64_t max_rows, int num_threads) const {
+  return linear::mlp_workspace_bytes(shape_of(problem.config),
+                                     {layout.gate_up_places, layout.down_places}, rows_,
+                                     problem.num_local_experts(), max_rows, num_threads);
 }
 
 std::vector<Knobs> CpuExperts::candidates(const Problem&, int64_t) const {

@@ -29,7 +29,8 @@ class CpuExperts final : public Experts {
   void pack_experts(const CanonicalLayer& layer, std::span<const int32_t> local_experts,
                     const WeightLayout& layout, std::span<std::byte* const> places,
                     ThreadPool& threads) const override;
-  int64_t workspace_bytes(const Problem& problem, int64_t max_rows, int num_threads) const override;
+  int64_t workspace_bytes(const Problem& problem, const WeightLayout& layout, int64_t max_rows,
+                          int num_threads) const override;
   std::vector<Knobs> candidates(const Problem& problem, int64_t num_tokens) const override;
   void run(const Args& args, const Knobs& knobs) const override;
 

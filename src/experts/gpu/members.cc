@@ -264,7 +264,8 @@ void CudaExperts::pack_experts(const CanonicalLayer& layer, std::span<const int3
   }
 }
 
-int64_t CudaExperts::workspace_bytes(const Problem& problem, int64_t max_rows, int) const {
+int64_t CudaExperts::workspace_bytes(const Problem& problem, const WeightLayout&, int64_t max_rows,
+                                     int) const {
   WorkspaceLayout layout;
   layout.add(checked_mul(max_rows, problem.config.routed_width(), "bf16 rows"), 2);
   return layout.total();

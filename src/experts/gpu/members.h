@@ -28,7 +28,8 @@ class CudaExperts final : public Experts {
                     const WeightLayout& layout, std::span<std::byte* const> places,
                     ThreadPool& threads) const override;
   /// Host memory: rows on their way to the device.
-  int64_t workspace_bytes(const Problem& problem, int64_t max_rows, int num_threads) const override;
+  int64_t workspace_bytes(const Problem& problem, const WeightLayout& layout, int64_t max_rows,
+                          int num_threads) const override;
   int64_t device_workspace_bytes(const Problem& problem) const override;
   std::unique_ptr<device::DeviceExperts> make_device_experts(const CanonicalLayer& layer,
                                                              const Problem& problem) const override;

@@ -90,7 +90,7 @@ class Reference final : public Experts {
   void pack(const CanonicalLayer&, std::span<const int32_t>, const WeightLayout&, std::byte*,
             ThreadPool&) const override {}
 
-  int64_t workspace_bytes(const Problem& problem, int64_t max_rows,
+  int64_t workspace_bytes(const Problem& problem, const WeightLayout&, int64_t max_rows,
                           int num_threads) const override {
     const int64_t copies =
         rows_ == RowsLayout::standard ? problem.config.top_k : problem.num_local_experts();

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <deque>
+#include <functional>
 #include <string>
 
 #include "cpu/engine/layer_group.h"
 #include "moekit/error.h"
+#include "quant/stored_codec.h"
+#include "tensor/float_formats.h"
 #include "tensor/rng.h"
 
 namespace moekit::test {
@@ -72,17 +76,13 @@ INSTANTIATE_TEST_SUITE_P(Members, SetPlacement,
                          testing::Values("all2all", "allgather", "low_latency"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(SetPlacementLayer, ExpertsOfUnlikePackingAreRepacked) {
-  // Expert 5 alone needs act order and so a wider packing, whose blobs have other strides.
-  const std::vector<int32_t> order = [] {
-    std::vector<int32_t> index(64);
-    for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>((63 - i) / 32);
-    return index;
-  }();
+/// Experts of one layer, some of which `change` treats, over two ranks: bits as on one rank after
+/// each of two changes of placement; returns what these packed on each rank.
+std::vector<std::vector<PlacementChange>> change_twice(
+    const std::function<void(StoredExpert& expert, size_t e)>& change) {
   Group group("E=6,k=2,H=64,I=64,weights=int4_g32,tokens=4", 2, changeable(6), 5);
   for (auto& canonical : group.canonical) {
-    canonical->experts[5].up.group_index = order.data();
-    canonical->experts[5].gate.group_index = order.data();
+    for (size_t e = 0; e < canonical->experts.size(); ++e) change(canonical->experts[e], e);
   }
   LayerSource changed = group.source;
   changed.canonical = group.canonical[0];
@@ -92,15 +92,52 @@ TEST(SetPlacementLayer, ExpertsOfUnlikePackingAreRepacked) {
   group.open(options);
   group.run();
   EXPECT_EQ(group.output, expected);
-  auto changes = group.change({{{0, 1, 2, 5}, {3, 4}}});
-  EXPECT_EQ(changes[0].experts_packed, 4) << "rank 0 repacks all, as expert 5 widens its layout";
-  group.run();
-  EXPECT_EQ(group.output, expected);
-  changes = group.change({{{0, 1}, {3, 4, 2, 5}}});
-  EXPECT_EQ(changes[0].experts_packed, 2);
-  EXPECT_EQ(changes[1].experts_packed, 4);
-  group.run();
-  EXPECT_EQ(group.output, expected);
+  std::vector<std::vector<PlacementChange>> changes;
+  for (const Placement& next :
+       {Placement{{{0, 1, 2, 5}, {3, 4}}}, Placement{{{0, 1}, {3, 4, 2, 5}}}}) {
+    changes.push_back(group.change(next));
+    group.run();
+    EXPECT_EQ(group.output, expected);
+  }
+  return changes;
+}
+
+TEST(SetPlacementLayer, ExpertsOfUnlikePackingAreRepacked) {
+  // Scales of all experts but 5 are f16, its own f32: beside it all are f32, and places larger.
+  std::deque<std::vector<uint16_t>> halves;
+  const auto changes = change_twice([&](StoredExpert& expert, size_t e) {
+    if (e == 5) return;
+    for (StoredMatrix* m : {&expert.gate, &expert.up, &expert.down}) {
+      ASSERT_EQ(m->scales.values.unit, DType::f32);
+      const int64_t groups = m->cols / m->scales.col_group;
+      std::vector<uint16_t> half(static_cast<size_t>(m->rows * groups));
+      for (int64_t i = 0; i < m->rows * groups; ++i) {
+        half[i] = f32_to_f16(quant::scale_at(*m, i / groups, i % groups * m->scales.col_group));
+      }
+      CodeGrid& grid = m->scales.values;
+      halves.push_back(std::move(half));
+      grid.data = reinterpret_cast<const std::byte*>(halves.back().data());
+      grid.unit = DType::f16;
+      grid.col_stride = 2;
+      grid.row_stride = 2 * groups;
+    }
+  });
+  EXPECT_EQ(changes[0][0].experts_packed, 4) << "rank 0 repacks all, as expert 5 widens its scales";
+  EXPECT_EQ(changes[1][0].experts_packed, 2);
+  EXPECT_EQ(changes[1][1].experts_packed, 2) << "rank 1 had expert 5 and its layout before";
+}
+
+TEST(SetPlacementLayer, ActOrderOfOneExpertRepacksNoOther) {
+  // Columns of all experts count as sorted, wherever expert 5 lives; else bits would follow it.
+  std::vector<int32_t> order(64);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>((63 - i) / 32);
+  const auto changes = change_twice([&](StoredExpert& expert, size_t e) {
+    if (e == 5) expert.up.group_index = expert.gate.group_index = order.data();
+  });
+  EXPECT_EQ(changes[0][0].experts_packed, 1);
+  EXPECT_EQ(changes[0][1].experts_packed, 0);
+  EXPECT_EQ(changes[1][0].experts_packed, 0);
+  EXPECT_EQ(changes[1][1].experts_packed, 2);
 }
 
 /// Points a rank's view of an expert at memory that no one may read, or back at the weights.

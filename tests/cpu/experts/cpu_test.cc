@@ -320,7 +320,7 @@ void expect_records_like_rows(ActivationFormat format, CpuIsa isa) {
   const WeightLayout layout = member.weight_layout(t.layer, t.local);
   Buffer blob(layout.total_bytes());
   member.pack(t.layer, t.local, layout, blob.data(), pool);
-  Buffer workspace(member.workspace_bytes(t.problem, rows, 2));
+  Buffer workspace(member.workspace_bytes(t.problem, layout, rows, 2));
   std::vector<float> out(static_cast<size_t>(rows * o.hidden));
   Args a;
   a.problem = &t.problem;
@@ -371,7 +371,7 @@ TEST(CpuExperts, BatchedRowsHaveTheBitsOfStandardRows) {
   const WeightLayout layout = member.weight_layout(t.layer, t.local);
   Buffer blob(layout.total_bytes());
   member.pack(t.layer, t.local, layout, blob.data(), pool);
-  Buffer workspace(member.workspace_bytes(t.problem, capacity, 2));
+  Buffer workspace(member.workspace_bytes(t.problem, layout, capacity, 2));
   std::vector<float> out(x.size(), -1.0f);
   Args a;
   a.problem = &t.problem;

@@ -179,7 +179,7 @@ inline std::vector<float> run_cpu(const TestLayer& t, const std::vector<float>& 
   Buffer blob(layout.total_bytes());
   std::memset(blob.data(), 0xff, static_cast<size_t>(blob.size()));
   member.pack(t.layer, t.local, layout, blob.data(), pool);
-  Buffer workspace(member.workspace_bytes(t.problem, rows, o.threads));
+  Buffer workspace(member.workspace_bytes(t.problem, layout, rows, o.threads));
   if (workspace.size() > 0) {
     std::memset(workspace.data(), 0xff, static_cast<size_t>(workspace.size()));
   }

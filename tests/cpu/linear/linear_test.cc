@@ -91,6 +91,51 @@ TEST(CpuLinear, EveryFormatOnEveryIsa) {
   }
 }
 
+/// Columns dealt out to places far apart, each naming its group, under rows dealt alike: sorting
+/// brings them back, so that the bits are those of the matrix in order.
+TEST(CpuLinear, ActOrderHasTheBitsOfSortedColumns) {
+  const int64_t rows = 40, cols = 192, group = 32, inputs = 9;
+  const auto w = random_values(rows, cols, 31, 0.1f);
+  for (const WeightScheme& scheme : {WeightScheme{WeightFormat::int4_group, group, true},
+                                     WeightScheme{WeightFormat::int8_group, group}}) {
+    const auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
+    const StoredMatrix& plain = encoded.view;
+    const int64_t groups = cols / group;
+    const auto dealt = [&](int64_t k) { return k % group * groups + k / group; };
+    const int bits = scheme.format == WeightFormat::int4_group ? 4 : 8;
+    std::vector<std::byte> codes(static_cast<size_t>(rows * cols));
+    std::vector<int32_t> index(static_cast<size_t>(cols));
+    for (int64_t k = 0; k < cols; ++k) index[dealt(k)] = static_cast<int32_t>(k / group);
+    for (int64_t n = 0; n < rows; ++n) {
+      for (int64_t k = 0; k < cols; ++k) {
+        const auto code = static_cast<uint8_t>(quant::code_at(plain, n, k));
+        auto& byte = codes[static_cast<size_t>((n * cols + dealt(k)) * bits / 8)];
+        byte |= static_cast<std::byte>(bits == 8 ? code : (code & 15) << (dealt(k) % 2 * 4));
+      }
+    }
+    StoredMatrix m = plain;
+    m.codes.data = codes.data();
+    m.codes.row_stride = cols * bits / 8;
+    ASSERT_TRUE(quant::is_dense(m.codes, bits));
+    m.group_index = index.data();
+    const auto x = random_values(inputs, cols, 32);
+    std::vector<float> dealt_x(x.size());
+    for (int64_t i = 0; i < inputs; ++i) {
+      for (int64_t k = 0; k < cols; ++k) dealt_x[i * cols + dealt(k)] = x[i * cols + k];
+    }
+    for (CpuIsa isa : available_cpu_isas()) {
+      const CpuLinear member(isa);
+      for (const ActivationFormat format : {ActivationFormat::bf16, ActivationFormat::f32}) {
+        const ActivationScheme input{format};
+        const auto expected = run_member(member, plain, input, x, inputs, 2);
+        EXPECT_EQ(run_member(member, m, input, dealt_x, inputs, 2), expected)
+            << to_string(isa) << " " << testing::name_of(scheme);
+        expect_product(m, input, dealt_x, inputs, expected, to_string(isa));
+      }
+    }
+  }
+}
+
 TEST(CpuLinear, OddShapes) {
   for (CpuIsa isa : available_cpu_isas()) {
     const CpuLinear member(isa);

@@ -30,8 +30,9 @@ Bytes pack_all(const StoredMatrix& m) {
   const PanelSpec spec = plan_panels(m);
   EXPECT_FALSE(spec.widened);
   Bytes blob(static_cast<size_t>(spec.total_bytes()), std::byte{0xff});
+  const StoredVector bias;
   for (int64_t p = 0; p < spec.panels(); ++p) {
-    pack_panel(m, StoredVector{}, spec, p, blob.data() + p * spec.panel_bytes());
+    pack_panel({&m, &bias, &spec, p, blob.data() + p * spec.panel_bytes()});
   }
   return blob;
 }
@@ -291,7 +292,8 @@ TEST(PackOrders, PackedZeroPoints) {
         spec.zeros = true;
         Bytes out(static_cast<size_t>(spec.zero_bytes()));
         for (int64_t p = 0; p < spec.panels(); ++p) {
-          pack_zeros(m, spec, p, pack == 8 ? 8 : 128, out.data());
+          pack_zeros(m, spec, PanelGroups::of(m, spec, nullptr), p, pack == 8 ? 8 : 128,
+                     out.data());
           for (int64_t g = 0; g < groups; ++g) {
             for (int64_t c = 0; c < kPanelCols; ++c) {
               const int64_t n = p * kPanelCols + c;

@@ -1,6 +1,7 @@
 // Packed panels hold exactly what was stored, from any storage order.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,12 +17,31 @@ namespace {
 
 using testing::random_values;
 
+/// The column of each place of a packed matrix; m.cols where there is none.
+std::vector<int32_t> columns_of(const StoredMatrix& m, const PanelSpec& spec) {
+  std::vector<int32_t> order(static_cast<size_t>(spec.k_padded()));
+  if (spec.is_sorted()) {
+    std::vector<int32_t> counters(static_cast<size_t>(count_groups(m)));
+    fill_order(m, {spec.group, spec.places}, order.data(), counters.data());
+  } else {
+    for (size_t k = 0; k < order.size(); ++k) {
+      order[k] = static_cast<int32_t>(std::min<int64_t>(static_cast<int64_t>(k), m.cols));
+    }
+  }
+  return order;
+}
+
 Buffer pack_all(const StoredMatrix& m, const PanelSpec& spec) {
   Buffer blob(spec.total_bytes());
+  const std::vector<int32_t> order = columns_of(m, spec);
+  const Buffer scratch(pack_scratch_bytes(spec));
+  const StoredVector bias;
   // Whatever pack_panel leaves unwritten would show as NaN or as huge codes.
   std::memset(blob.data(), 0xff, static_cast<size_t>(blob.size()));
   for (int64_t p = 0; p < spec.panels(); ++p) {
-    pack_panel(m, StoredVector{}, spec, p, blob.data() + p * spec.panel_bytes());
+    pack_panel({&m, &bias, &spec, p, blob.data() + p * spec.panel_bytes(),
+                spec.is_sorted() ? order.data() : nullptr},
+               scratch.data());
   }
   return blob;
 }
@@ -29,18 +49,26 @@ Buffer pack_all(const StoredMatrix& m, const PanelSpec& spec) {
 void expect_same_values(const StoredMatrix& m, const std::string& what) {
   const PanelSpec spec = plan_panels(m);
   const Buffer blob = pack_all(m, spec);
+  const std::vector<int32_t> columns = columns_of(m, spec);
   std::vector<float> w(static_cast<size_t>(m.cols));
   for (int64_t n = 0; n < m.rows; ++n) {
     quant::decode_weights(m, n, 0, m.cols, w.data());
-    for (int64_t k = 0; k < m.cols; ++k) {
+    std::vector<bool> seen(w.size());
+    for (int64_t k = 0; k < spec.k_padded(); ++k) {
+      const int32_t column = columns[k];
+      if (column == m.cols) continue;
+      ASSERT_FALSE(seen[column]) << what << " holds column " << column << " twice";
+      seen[column] = true;
       const float got = packed_value_at(spec, blob.data(), n, k);
-      ASSERT_NEAR(got, w[k], std::fabs(w[k]) * 0x1p-22) << what << " at (" << n << ", " << k << ")";
+      ASSERT_NEAR(got, w[column], std::fabs(w[column]) * 0x1p-22)
+          << what << " at (" << n << ", " << k << "), column " << column;
     }
+    ASSERT_EQ(std::count(seen.begin(), seen.end(), false), 0) << what << " lacks columns";
   }
   // Pads are zero codes: they meet zeros of the input, and must not be NaN.
   for (int64_t n = 0; n < spec.panels() * kPanelCols; ++n) {
     for (int64_t k = 0; k < spec.k_padded(); ++k) {
-      if (n < m.rows && k < m.cols) continue;
+      if (n < m.rows && columns[k] < m.cols) continue;
       ASSERT_EQ(packed_code_at(spec, blob.data(), n, k), 0u) << what << " pad " << n << " " << k;
     }
   }
@@ -53,7 +81,7 @@ TEST(Pack, EverySchemeInCanonicalStorage) {
       const auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
       const PanelSpec spec = plan_panels(encoded.view);
       EXPECT_FALSE(spec.widened) << testing::name_of(scheme);
-      EXPECT_EQ(widening_note(encoded.view, spec), "");
+      EXPECT_EQ(packing_note(encoded.view, spec), "");
       expect_same_values(encoded.view, testing::name_of(scheme));
     }
   }
@@ -189,11 +217,96 @@ TEST(Pack, AwqAndGptqWords) {
   for (int64_t k = 0; k < cols; ++k) groups[k] = static_cast<int32_t>(k * 7 % (cols / group));
   gptq.group_index = groups.data();
   const PanelSpec spec = plan_panels(gptq);
-  EXPECT_TRUE(spec.widened);
-  EXPECT_EQ(spec.code, Code::f32);
-  EXPECT_NE(widening_note(gptq, spec).find("act order"), std::string::npos);
-  EXPECT_EQ(packed_scheme(gptq, spec).format, WeightFormat::f32);
+  EXPECT_FALSE(spec.widened);
+  EXPECT_EQ(spec.code, Code::int4);
+  EXPECT_EQ(spec.places, cols);
+  EXPECT_NE(packing_note(gptq, spec).find("act order"), std::string::npos);
+  EXPECT_EQ(packed_scheme(gptq, spec).format, WeightFormat::int4_group);
   expect_same_values(gptq, "GPTQ act order");
+}
+
+/// Integers of a storage that act order may meet, with zero points where asked.
+struct IntegerStorage {
+  const char* name;
+  int bits;
+  PackAxis axis;
+  PackOrder order = PackOrder::sequential;
+  bool inputs_first = false;  ///< [K, N] in place of [N, K]
+  DType unit = DType::i32;
+};
+
+TEST(Pack, ActOrderInEveryStorage) {
+  const IntegerStorage storages[] = {
+      {"GPTQ 4 bits", 4, PackAxis::cols, PackOrder::sequential, true},
+      {"GPTQ 8 bits", 8, PackAxis::cols, PackOrder::sequential, true},
+      {"pack-quantized 4 bits", 4, PackAxis::cols},
+      {"pack-quantized 8 bits", 8, PackAxis::cols},
+      {"AWQ words", 4, PackAxis::rows, PackOrder::awq, true},
+      {"words of outputs", 4, PackAxis::rows},
+      {"bytes", 8, PackAxis::none, PackOrder::sequential, false, DType::u8},
+      {"signed bytes", 8, PackAxis::none, PackOrder::sequential, false, DType::i8},
+      {"bytes of two", 4, PackAxis::cols, PackOrder::sequential, false, DType::u8}};
+  const Rng rng(17, 7);
+  for (const IntegerStorage& s : storages) {
+    for (const auto& [rows, cols] :
+         {std::pair{64, 128}, {40, 320}, {72, 36}, {8, 2080}, {40, 75}}) {
+      for (const bool unlike_groups : {false, true}) {
+        const int64_t group = 32;
+        const int64_t groups = ceil_div(int64_t{cols}, group);
+        const int pack = s.axis == PackAxis::none ? 1 : std::max(8, bits_of(s.unit)) / s.bits;
+        const int64_t unit_bytes = std::max(8, bits_of(s.unit)) / 8;
+        const int64_t outer = s.axis == PackAxis::rows ? ceil_div(rows, pack) : rows;
+        const int64_t inner = s.axis == PackAxis::cols ? ceil_div(cols, pack) : cols;
+        std::vector<uint8_t> codes(static_cast<size_t>(outer * inner * unit_bytes));
+        std::vector<uint16_t> scales(static_cast<size_t>(rows * groups));
+        std::vector<uint8_t> zeros(scales.size());
+        for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(rng.bits(i));
+        for (size_t i = 0; i < scales.size(); ++i) {
+          scales[i] = static_cast<uint16_t>(0x2c00 + rng.below(i + 7777, 0x400));
+          zeros[i] = static_cast<uint8_t>(rng.below(i + 9999, uint64_t{1} << s.bits));
+        }
+        std::vector<int32_t> index(static_cast<size_t>(cols));
+        for (int64_t k = 0; k < cols; ++k) {
+          const auto at = static_cast<uint64_t>(k);
+          index[at] = static_cast<int32_t>(
+              unlike_groups ? rng.below(at + 5555, static_cast<uint64_t>(groups)) : at / 32);
+        }
+        for (uint64_t k = index.size(); !unlike_groups && k-- > 1;) {
+          std::swap(index[k], index[rng.below(k, k + 1)]);
+        }
+        StoredMatrix m;
+        m.rows = rows;
+        m.cols = cols;
+        m.scheme = {s.bits == 4 ? WeightFormat::int4_group : WeightFormat::int8_group,
+                    static_cast<int32_t>(group), true};
+        m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+                   .unit = s.unit,
+                   .pack_axis = s.axis,
+                   .order = s.order,
+                   .pack = pack,
+                   .row_stride = s.inputs_first ? unit_bytes : inner * unit_bytes,
+                   .col_stride = s.inputs_first ? outer * unit_bytes : unit_bytes};
+        m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                               .unit = DType::f16,
+                               .row_stride = s.inputs_first ? 2 : 2 * groups,
+                               .col_stride = s.inputs_first ? 2 * rows : 2},
+                    .row_group = 1,
+                    .col_group = group};
+        m.zeros = m.scales;
+        m.zeros.values.data = reinterpret_cast<const std::byte*>(zeros.data());
+        m.zeros.values.unit = DType::u8;
+        m.zeros.values.row_stride /= 2;
+        m.zeros.values.col_stride /= 2;
+        if (s.unit == DType::i8) m.zeros = {};
+        m.group_index = index.data();
+        const PanelSpec spec = plan_panels(m);
+        EXPECT_FALSE(spec.widened) << s.name;
+        EXPECT_EQ(spec.places == cols, !unlike_groups) << s.name;
+        expect_same_values(m, std::string(s.name) + (unlike_groups ? ", unlike groups " : " ") +
+                                  std::to_string(rows) + "x" + std::to_string(cols));
+      }
+    }
+  }
 }
 
 TEST(Pack, ScalesAlongOutputsAreWidenedExactly) {
@@ -226,7 +339,7 @@ TEST(Pack, ScalesAlongOutputsAreWidenedExactly) {
   EXPECT_TRUE(spec.widened);
   EXPECT_EQ(spec.code, Code::bf16);
   EXPECT_EQ(packed_scheme(m, spec).format, WeightFormat::bf16);
-  EXPECT_FALSE(widening_note(m, spec).empty());
+  EXPECT_FALSE(packing_note(m, spec).empty());
   expect_same_values(m, "mxfp4 scaled along outputs");
 }
 
