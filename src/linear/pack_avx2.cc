@@ -97,10 +97,15 @@ struct Ops {
 }  // namespace
 
 const PackLoops& avx2_pack_loops() {
-  static const PackLoops loops{
-      pack_rows,         pack_outer, pack_swapped_nibbles,        locate_columns,
-      pack_columns,      pack_awq,   generic_pack_loops().scales, generic_pack_loops().zero_words,
-      pack_shifted_zeros};
+  static const PackLoops loops{pack_rows,
+                               pack_outer,
+                               split_words,
+                               locate_columns,
+                               pack_columns,
+                               pack_awq,
+                               generic_pack_loops().scales,
+                               generic_pack_loops().zero_words,
+                               pack_shifted_zeros};
   return loops;
 }
 

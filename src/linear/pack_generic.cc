@@ -226,7 +226,7 @@ void pack_zero_words(const std::byte* base, int64_t word_stride, int64_t group_s
 }  // namespace
 
 const PackLoops& generic_pack_loops() {
-  static constexpr PackLoops kLoops{pack_rows,      pack_outer,      pack_swapped_nibbles,
+  static constexpr PackLoops kLoops{pack_rows,      pack_outer,      split_words,
                                     locate_columns, pack_columns,    pack_awq,
                                     pack_scales,    pack_zero_words, pack_shifted_zeros};
   return kLoops;

@@ -3,14 +3,14 @@
 
 using V = Ops::V;
 
-/// Codes go to a stage first and leave it in order: panels are larger than caches and are mostly
-/// not read soon, so whole lines go past them without being fetched before.
+/// Codes go to a stage first and leave it in order: panels are larger than caches and are not read
+/// soon, so whole lines go past them without being fetched before.
 struct Stage {
   alignas(64) std::byte bytes[kPanelCols * kRowChunkBytes];
 
   /// Bytes [first, last), multiples of 64, to the same place of `out`.
-  void flush(int64_t first, int64_t last, std::byte* out, bool is_read_next = false) const {
-    if (is_read_next || reinterpret_cast<uintptr_t>(out) % sizeof(V) != 0) {
+  void flush(int64_t first, int64_t last, std::byte* out) const {
+    if (reinterpret_cast<uintptr_t>(out) % sizeof(V) != 0) {
       __builtin_memcpy(out + first, bytes + first, static_cast<size_t>(last - first));
       return;
     }
@@ -60,9 +60,8 @@ class Pipeline {
  public:
   static constexpr int64_t kSteps = kPanelCols / Ops::kCols;
 
-  Pipeline(const PackHints& hints, int64_t chunks, bool is_read_next)
-      : is_read_next_(is_read_next),
-        next_(hints.next),
+  Pipeline(const PackHints& hints, int64_t chunks)
+      : next_(hints.next),
         next_end_(hints.next + hints.next_bytes),
         next_step_((hints.next_bytes / (chunks * kSteps) + 63) / 64 * 64) {}
 
@@ -85,10 +84,9 @@ class Pipeline {
   void store(int64_t first, int64_t last) {
     const int64_t begin = full_bytes_ * first / kSteps / 64 * 64;
     const int64_t end = full_bytes_ * last / kSteps / 64 * 64;
-    stages_[turn_ ^ 1].flush(begin, end, out_, is_read_next_);
+    stages_[turn_ ^ 1].flush(begin, end, out_);
   }
 
-  bool is_read_next_;
   const std::byte* next_;
   const std::byte* next_end_;
   int64_t next_step_;
@@ -126,7 +124,7 @@ bool transpose_rows(const CodeOrder& order, const std::byte* const* rows, int64_
   constexpr int64_t kHalf = kBlockK * kBits / 32 * kUnitBytes;
   const int64_t bytes = count * kBits / 8;
   Finish<kShuffle, kNans> finish(order.flip);
-  Pipeline pipeline(hints, (bytes + kRowChunkBytes - 1) / kRowChunkBytes, order.is_read_next);
+  Pipeline pipeline(hints, (bytes + kRowChunkBytes - 1) / kRowChunkBytes);
   for (int64_t first = 0; first < bytes; first += kRowChunkBytes) {
     const int64_t chunk = bytes - first < kRowChunkBytes ? bytes - first : kRowChunkBytes;
     const int64_t next = first + kRowChunkBytes;
@@ -233,7 +231,7 @@ bool interleave(const CodeOrder& order, const OuterCodes& codes, int64_t count, 
         Ops::store(stage.bytes + c / 16 * kHalf + u * kUnitBytes + c % 16 * 4, finish(w[i]));
       }
     }
-    stage.flush(0, 2 * kHalf, out + block * 2 * kHalf, order.is_read_next);
+    stage.flush(0, 2 * kHalf, out + block * 2 * kHalf);
   }
   Ops::fence();
   return Ops::any(finish.nans);
@@ -286,33 +284,49 @@ bool pack_outer(const CodeOrder& order, const OuterCodes& codes, int64_t count, 
 /// The place of code j of a unit in its word, in codes: where shuffle_nibbles puts one of 4 bits.
 constexpr int place_in_word(int bits, int j) { return bits == 4 ? 4 * (j % 2) + j / 2 : j; }
 
-void pack_swapped_nibbles(const std::byte* from, int64_t bytes, std::byte* to) {
+inline V swap_nibbles(V x) {
   const V low = Ops::splat(0x0f0f0f0fu);
-  for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(sizeof(V))) {
-    const V x = Ops::load(from + i);
-    const V high = Ops::both(Ops::template right<4>(x), low);
-    Ops::store(to + i, Ops::either(high, Ops::template left<4>(Ops::both(x, low))));
+  return Ops::either(Ops::both(Ops::template right<4>(x), low),
+                     Ops::template left<4>(Ops::both(x, low)));
+}
+
+void split_words(const std::byte* from, int64_t stride, int64_t half, uint32_t flip, int64_t first,
+                 int64_t count, const WordHalves& to) {
+  constexpr int64_t kVec = sizeof(V);
+  const V centre = Ops::splat(flip);
+  const int64_t copy = to.copy_bytes();
+  for (int64_t w = 0; w < count; ++w, from += stride) {
+    prefetch_outer<2 * kUnitBytes>(from, stride);
+    for (int64_t h = 0; h < 2; ++h) {
+      std::byte* out = to.data + h * to.copies * copy + (first + w) * kUnitBytes;
+      for (int64_t i = 0; i < kUnitBytes; i += kVec) {
+        const V x = Ops::exclusive_or(Ops::load(from + h * half + i), centre);
+        Ops::store(out + i, x);
+        if (to.copies == 2) Ops::store(out + copy + i, swap_nibbles(x));
+      }
+    }
   }
 }
 
 /// A code of 4 bits whose nibble is the other half of a byte than the one it takes comes from the
-/// panel with nibbles swapped.
-void locate_columns(Code code, const int32_t* columns, int64_t count, int64_t swapped,
+/// copy with nibbles swapped.
+void locate_columns(Code code, const int32_t* columns, int64_t count, int64_t copy_bytes,
                     int32_t* offsets) {
+  constexpr uint32_t kBytes = kUnitBytes;
   if (code == Code::int4) {
     for (int64_t i = 0; i < count; ++i) {
       const auto column = static_cast<uint32_t>(columns[i]);
-      const uint32_t from = column % 8, place = 4 * (i % 2) + i % 8 / 2;
-      const auto words = static_cast<uint32_t>(word_offset(column / 8));
-      const uint32_t other = (from ^ place) & 1u ? static_cast<uint32_t>(swapped) : 0;
-      offsets[i] = static_cast<int32_t>(words + other + from / 2 - place / 2);
+      const auto j = static_cast<uint32_t>(i);
+      const uint32_t from = column % 8, place = 4 * (j % 2) + j % 8 / 2;
+      const uint32_t copy = ((from ^ place) & 1u) * static_cast<uint32_t>(copy_bytes);
+      offsets[i] = static_cast<int32_t>(column / 8 * kBytes + copy + from / 2 - place / 2);
     }
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
     const auto column = static_cast<uint32_t>(columns[i]);
-    const auto words = static_cast<uint32_t>(word_offset(column / 4));
-    offsets[i] = static_cast<int32_t>(words + column % 4 - static_cast<uint32_t>(i % 4));
+    offsets[i] =
+        static_cast<int32_t>(column / 4 * kBytes + column % 4 - static_cast<uint32_t>(i) % 4);
   }
 }
 
@@ -322,39 +336,51 @@ template <int kBits, int J>
                                                 V* w) {
   const std::byte* from = words + offsets[J];
   const V mask = Ops::splat((kBits == 4 ? 15u : 255u) << kBits * place_in_word(kBits, J));
-  for (int i = 0; i < 32 / Ops::kCols; ++i) {
-    const int c = i * Ops::kCols;
-    const V code = Ops::both(Ops::load(from + c / 16 * kWordHalf + c % 16 * 4), mask);
+  for (int i = 0; i < 16 / Ops::kCols; ++i) {
+    const V code = Ops::both(Ops::load(from + i * static_cast<int64_t>(sizeof(V))), mask);
     w[i] = J == 0 ? code : Ops::either(w[i], code);
   }
   if constexpr ((J + 1) * kBits < 32) gather_codes<kBits, J + 1>(words, offsets, w);
 }
 
+/// Whole lines leave past the caches, one half after the other: its words stay in the first cache.
 template <int kBits>
-void gather_units(const std::byte* words, const int32_t* offsets, int64_t count, std::byte* out) {
+void gather_units(const WordHalves& words, const int32_t* offsets, int64_t count,
+                  const WordsAhead& ahead, std::byte* out) {
+  constexpr int64_t kVec = sizeof(V);
   constexpr int64_t kUnit = 32 / kBits;
   constexpr int64_t kHalf = kBlockK / kUnit * kUnitBytes;
-  Stage stage;
-  for (int64_t k = 0; k < count; k += kBlockK, out += 2 * kHalf) {
-    for (int64_t u = 0; u < kBlockK / kUnit; ++u) {
-      V w[32 / Ops::kCols];
-      gather_codes<kBits, 0>(words, offsets + k + u * kUnit, w);
-      for (int i = 0; i < 32 / Ops::kCols; ++i) {
-        const int c = i * Ops::kCols;
-        Ops::store(stage.bytes + c / 16 * kHalf + u * kUnitBytes + c % 16 * 4, w[i]);
+  const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(V) == 0;
+  for (int64_t h = 0; h < 2; ++h) {
+    const std::byte* half = words.data + h * words.copies * words.copy_bytes();
+    const std::byte* next = ahead.next + h * kUnitBytes;
+    for (int64_t k = 0; k < count; k += kUnit) {
+      V w[16 / Ops::kCols];
+      gather_codes<kBits, 0>(half, offsets + k, w);
+      if (ahead.next != nullptr) {
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + kUnitBytes - 1, 0, 2);
+        next += ahead.stride;
+      }
+      std::byte* to = out + k / kBlockK * 2 * kHalf + h * kHalf + k % kBlockK / kUnit * kUnitBytes;
+      for (int i = 0; i < 16 / Ops::kCols; ++i) {
+        if (aligned) {
+          Ops::stream(to + i * kVec, w[i]);
+        } else {
+          Ops::store(to + i * kVec, w[i]);
+        }
       }
     }
-    stage.flush(0, 2 * kHalf, out);
   }
   Ops::fence();
 }
 
-void pack_columns(Code code, const std::byte* words, const int32_t* offsets, int64_t count,
-                  std::byte* out) {
+void pack_columns(Code code, const WordHalves& words, const int32_t* offsets, int64_t count,
+                  const WordsAhead& ahead, std::byte* out) {
   if (code == Code::int4) {
-    gather_units<4>(words, offsets, count, out);
+    gather_units<4>(words, offsets, count, ahead, out);
   } else {
-    gather_units<8>(words, offsets, count, out);
+    gather_units<8>(words, offsets, count, ahead, out);
   }
 }
 

@@ -20,18 +20,21 @@ inline constexpr int kLinePanels = 4;
 /// What becomes of codes in their panel (panel_spec.h).
 struct CodeOrder {
   Code code = Code::bf16;
-  uint32_t flip = 0;          ///< turns stored integers into centred ones, for every code of a word
-  bool is_read_next = false;  ///< stored through the caches, not past them
+  uint32_t flip = 0;  ///< turns stored integers into centred ones, for every code of a word
 };
 
-/// Where 32-bit word `w` of 32 columns lies in a panel of words (laid out as f32 codes are): the
-/// first 16 columns here, the others kWordHalf behind.
-inline constexpr int64_t kWordHalf = kBlockK * kUnitBytes;
-constexpr int64_t word_offset(int64_t w) {
-  return w / kBlockK * 2 * kWordHalf + w % kBlockK * kUnitBytes;
-}
-/// Codes of a panel of words may be read from this many bytes before it to this many behind it.
-inline constexpr int64_t kWordMargin = 64;
+/// 32-bit words of codes along K of a panel's columns, half by half: word w of 16 columns takes
+/// kUnitBytes. Codes of 4 bits have a second copy of each half behind it, with the nibbles of each
+/// byte swapped.
+struct WordHalves {
+  std::byte* data = nullptr;  ///< may be read from kMargin before it to kMargin behind it
+  int64_t rows = 0;           ///< words of a column
+  int64_t copies = 1;         ///< of each half: 1 or 2
+
+  static constexpr int64_t kMargin = 64;
+  int64_t copy_bytes() const { return rows * kUnitBytes; }
+  int64_t total_bytes() const { return 2 * copies * copy_bytes(); }
+};
 
 /// Codes of 32 outputs stored with K outside: unit v of output c lies at base + v * k_stride + c *
 /// element_bytes (twice as far where `paired`). A unit is one code, or a byte or 32-bit word of
@@ -51,6 +54,12 @@ struct PackHints {
   bool warm = false;  ///< this panel was the `next` of the one before
 };
 
+/// The words of the panel to come, two lines each, which may be asked for meanwhile.
+struct WordsAhead {
+  const std::byte* next = nullptr;  ///< null: nothing
+  int64_t stride = 0;
+};
+
 struct PackLoops {
   /// Transposes `count` codes (a multiple of 32) of 32 dense rows into units from `out` on. Returns
   /// whether NaN codes of e4m3 were met; they are stored as zeros.
@@ -59,16 +68,17 @@ struct PackLoops {
   /// The same from storages with K outside.
   bool (*outer)(const CodeOrder& order, const OuterCodes& codes, int64_t count,
                 std::byte* out) = nullptr;
-  /// to[i] = from[i] with the nibbles of each byte swapped; `bytes` is a multiple of 64.
-  void (*swap_nibbles)(const std::byte* from, int64_t bytes, std::byte* to) = nullptr;
-  /// offsets[i] = from where pack_columns reads place i, which takes code columns[i] of each
-  /// output. `swapped`: bytes from the panel of words to the one with nibbles swapped.
-  void (*locate)(Code code, const int32_t* columns, int64_t count, int64_t swapped,
+  /// Fills words [first, first + count) of both halves: word w of the first 16 columns lies at
+  /// `from` + (w - first) * stride, of the others `half` bytes behind.
+  void (*split)(const std::byte* from, int64_t stride, int64_t half, uint32_t flip, int64_t first,
+                int64_t count, const WordHalves& to) = nullptr;
+  /// offsets[i] = where `columns` reads place i, which takes code columns[i] of each output.
+  void (*locate)(Code code, const int32_t* columns, int64_t count, int64_t copy_bytes,
                  int32_t* offsets) = nullptr;
-  /// Units of `count` codes (a multiple of 32) of 4 or 8 bits from a panel of words: a code is read
-  /// so many bytes beside its own place that it lands on the one that it takes.
-  void (*columns)(Code code, const std::byte* words, const int32_t* offsets, int64_t count,
-                  std::byte* out) = nullptr;
+  /// Units of `count` codes (a multiple of 32) of 4 or 8 bits: a code is read so many bytes beside
+  /// its own place that it lands on the one that it takes.
+  void (*columns)(Code code, const WordHalves& words, const int32_t* offsets, int64_t count,
+                  const WordsAhead& ahead, std::byte* out) = nullptr;
   /// AWQ: four words of eight outputs for each K, k_stride apart; as many panels as `outs`, at most
   /// kLinePanels, side by side.
   void (*awq)(const CodeOrder& order, const std::byte* base, int64_t k_stride, int64_t count,

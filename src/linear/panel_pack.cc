@@ -108,19 +108,17 @@ class PanelPacker {
 
   bool is_awq() const { return awq_ != nullptr; }
   bool is_sorted() const { return spec_.is_sorted(); }
-  /// For words of another matrix's codes, which are read next.
-  void become_words_of(const PanelPacker& codes) {
-    order_.flip = codes.order_.flip;
-    order_.is_read_next = true;
-  }
   const PanelTask& task() const { return task_; }
 
   /// Codes of every place, from the panel's words in their own order.
-  void pack_columns(const std::byte* words, const int32_t* offsets) const {
-    pack_loops().columns(spec_.code, words, offsets, spec_.k_padded(), task_.out);
+  void pack_columns(const WordHalves& words, const int32_t* offsets,
+                    const WordsAhead& ahead) const {
+    pack_loops().columns(spec_.code, words, offsets, spec_.k_padded(), ahead, task_.out);
   }
   /// Those words, whatever the storage.
-  void gather_words(std::byte* words) const;
+  void split_words(const WordHalves& words) const;
+  /// Where they come from, if that can be told in so few words.
+  WordsAhead words_ahead() const;
 
   /// Codes of [first, last); `first` is a multiple of 32, `last` too or the end. Not of AWQ.
   void pack_codes(int64_t first, int64_t last, const PackHints& hints) {
@@ -216,15 +214,51 @@ void PanelPacker::finish() {
   std::memcpy(task_.out + spec_.bias_offset(), column_bias, sizeof(column_bias));
 }
 
-void PanelPacker::gather_words(std::byte* words) const {
-  const int64_t step = kRowChunkBytes * 8 / bits_of(spec_.code);
-  const CodeOrder order{.code = Code::f32, .flip = order_.flip, .is_read_next = true};
+/// Whether 32-bit words of a panel's codes lie beside each other, those of the next K a stride
+/// away.
+bool are_outer_words(const StoredMatrix& m, int bits) {
+  const CodeGrid& g = m.codes;
+  return g.pack_axis == PackAxis::cols && bits_of(g.unit) == 32 && quant::holds_runs(g, bits) &&
+         g.row_stride == 4 && m.row_step == 1;
+}
+
+WordsAhead PanelPacker::words_ahead() const {
+  if (!full_) return {};
+  const std::byte* first = row_start(m_, first_row_);
+  if (are_outer_words(m_, bits_of(spec_.code))) return {first, m_.codes.col_stride};
+  // Rows in one piece: the same number of lines.
+  const bool in_one_piece =
+      source_.dense && m_.row_step == 1 && m_.codes.row_stride == source_.row_bytes;
+  return in_one_piece ? WordsAhead{first, 2 * kUnitBytes} : WordsAhead{};
+}
+
+void PanelPacker::split_words(const WordHalves& words) const {
+  const PackLoops& loops = pack_loops();
+  const int bits = bits_of(spec_.code);
+  const int64_t count = ceil_div(spec_.cols * bits, 32);
+  if (full_ && are_outer_words(m_, bits)) {
+    loops.split(row_start(m_, first_row_), m_.codes.col_stride, kUnitBytes, order_.flip, 0, count,
+                words);
+    return;
+  }
+  // First as a panel of f32 codes would have them, a few blocks at a time.
+  constexpr int64_t kHalf = kBlockK * kUnitBytes;
+  constexpr int64_t kBlocks = 4;
+  const CodeOrder order{.code = Code::f32};
+  alignas(64) std::byte panel[kBlocks * 2 * kHalf];
   alignas(64) std::byte buffer[kPanelCols][kRowChunkBytes];
   const std::byte* rows[kPanelCols];
-  for (int64_t k = 0; k < spec_.cols; k += step) {
-    gather_rows(source_, task_.panel, k, std::min(step, spec_.cols - k), step, buffer, rows);
-    pack_loops().rows(order, rows, kRowChunkBytes / 4, {},
-                      words + word_offset(k / unit_k(spec_.code)));
+  for (int64_t w = 0; w < count;) {
+    const bool whole = full_ && source_.dense && (w + kBlocks * kBlockK) * 32 <= spec_.cols * bits;
+    const int64_t n = whole ? kBlocks * kBlockK : kBlockK;
+    const int64_t k = w * 32 / bits, codes = n * 32 / bits;
+    gather_rows(source_, task_.panel, k, std::min(codes, spec_.cols - k), codes, buffer, rows);
+    loops.rows(order, rows, n, {}, panel);
+    for (int64_t b = 0; b < n; b += kBlockK) {
+      loops.split(panel + b / kBlockK * 2 * kHalf, kUnitBytes, kHalf, order_.flip, w + b,
+                  std::min(kBlockK, words.rows - w - b), words);
+    }
+    w += n;
   }
 }
 
@@ -272,107 +306,47 @@ void pack_other_panels(Panels panels) {
   }
 }
 
-/// Words of so many panels stay in a second cache beside what they become.
-constexpr int64_t kWordsBytes = 256 << 10;
+/// Scratch of sorted panels of one spec: the offsets of all places, then a panel's words and one
+/// more for places without a column.
+struct SortScratch {
+  int64_t words_offset = 0;
+  WordHalves words;
 
-/// The codes of a matrix as one of 32-bit words, in their own order; nothing where its storage
-/// doesn't hold such words.
-std::optional<StoredMatrix> words_of(const StoredMatrix& m, int bits) {
-  const CodeGrid& g = m.codes;
-  const bool are_words =
-      g.pack_axis == PackAxis::cols && bits_of(g.unit) == 32 && quant::holds_runs(g, bits);
-  if (!are_words && (!quant::is_dense(g, bits) || m.cols * bits % 32 != 0)) return std::nullopt;
-  StoredMatrix words;
-  words.rows = m.rows;
-  words.cols = ceil_div(m.cols * bits, 32);
-  words.scheme.format = WeightFormat::f32;
-  words.row_first = m.row_first;
-  words.row_step = m.row_step;
-  words.codes = {.data = g.data,
-                 .unit = DType::f32,
-                 .row_stride = g.row_stride,
-                 .col_stride = are_words ? g.col_stride : 4};
-  return words;
-}
+  explicit SortScratch(const PanelSpec& spec)
+      : words_offset(round_up(spec.k_padded() * 4, 64) + WordHalves::kMargin),
+        words{nullptr, spec.cols / unit_k(spec.code) + 1, spec.code == Code::int4 ? 2 : 1} {}
 
-/// Where sorted panels of one spec are packed from: the offsets of all places, then panels of
-/// words.
-struct WordScratch {
-  int64_t offsets_bytes = 0;
-  int64_t words_bytes = 0;  ///< a panel's words, and one more for places without a column
-  int64_t swapped = 0;      ///< from them to the same with nibbles swapped; 0: not needed
-  int64_t panel_bytes = 0;  ///< from one panel to the next
-  int64_t panels = 1;       ///< at a time
-
-  explicit WordScratch(const PanelSpec& spec)
-      : offsets_bytes(round_up(spec.k_padded() * 4, 64) + kWordMargin),
-        words_bytes(word_offset(round_up(spec.cols / unit_k(spec.code) + 1, kBlockK))),
-        swapped(spec.code == Code::int4 ? words_bytes : 0),
-        panel_bytes(words_bytes + swapped),
-        panels(std::max<int64_t>(1, kWordsBytes / panel_bytes)) {}
-
-  int64_t total() const { return offsets_bytes + panels * panel_bytes + kWordMargin; }
+  int64_t total() const { return words_offset + words.total_bytes() + WordHalves::kMargin; }
 };
 
-/// The words of sorted panels of one matrix, in order.
-void fill_words(Panels panels, const WordScratch& scratch, std::byte* words) {
-  const PanelTask& first = panels[0]->task();
-  const StoredVector no_bias;
-  const std::optional<StoredMatrix> matrix = words_of(*first.m, bits_of(first.spec->code));
-  PanelSpec spec;
-  if (matrix) spec = plan_panels(*matrix);
-  std::optional<PanelPacker> packers[PanelRun::kMaxPanels];
-  for (size_t i = 0; i < panels.size(); ++i) {
-    std::byte* out = words + static_cast<int64_t>(i) * scratch.panel_bytes;
-    if (matrix) {
-      packers[i].emplace(PanelTask{&*matrix, &no_bias, &spec, panels[i]->task().panel, out});
-      packers[i]->become_words_of(*panels[i]);
-    } else {
-      panels[i]->gather_words(out);
-    }
-  }
-  if (matrix) {
-    pack_outer_panels({packers, panels.size()});
-    pack_other_panels({packers, panels.size()});
-  }
-  const int64_t unit = unit_k(first.spec->code);
-  for (size_t i = 0; i < panels.size(); ++i) {
-    std::byte* mine = words + static_cast<int64_t>(i) * scratch.panel_bytes;
-    std::byte* behind = mine + word_offset(first.spec->cols / unit);
-    if (first.spec->cols % unit == 0) {
-      std::memset(behind, 0, kUnitBytes);
-      std::memset(behind + kWordHalf, 0, kUnitBytes);
-    }
-    if (scratch.swapped > 0) {
-      pack_loops().swap_nibbles(mine, scratch.words_bytes, mine + scratch.swapped);
-    }
+/// Zeros in the word behind the last column, which stand for places without one.
+void clear_last_word(const WordHalves& words) {
+  for (int64_t i = 1; i <= 2 * words.copies; ++i) {
+    std::memset(words.data + i * words.copy_bytes() - kUnitBytes, 0, kUnitBytes);
   }
 }
 
-/// Sorted panels, of which those of one matrix come together: their words in order, then each
-/// column from its place.
+/// Each panel's words in order, then each column from its place; the next panel is on its way into
+/// the caches meanwhile.
 void pack_sorted_panels(Panels panels, std::byte* scratch_data) {
   const StoredMatrix* located = nullptr;
-  for (size_t i = 0, n = 1; i < panels.size(); i += n, n = 1) {
+  for (size_t i = 0; i < panels.size(); ++i) {
     const PanelTask& task = panels[i]->task();
     if (!task.spec->is_sorted()) continue;
-    const WordScratch scratch(*task.spec);
+    SortScratch scratch(*task.spec);
+    scratch.words.data = scratch_data + scratch.words_offset;
     auto* offsets = reinterpret_cast<int32_t*>(scratch_data);
-    std::byte* words = scratch_data + scratch.offsets_bytes;
     if (located != task.m) {
-      pack_loops().locate(task.spec->code, task.order, task.spec->k_padded(), scratch.swapped,
-                          offsets);
+      pack_loops().locate(task.spec->code, task.order, task.spec->k_padded(),
+                          scratch.words.copy_bytes(), offsets);
       located = task.m;
     }
-    while (i + n < panels.size() && panels[i + n]->task().m == task.m &&
-           static_cast<int64_t>(n) < scratch.panels) {
-      ++n;
-    }
-    fill_words(panels.subspan(i, n), scratch, words);
-    for (size_t j = i; j < i + n; ++j) {
-      panels[j]->prefetch();
-      panels[j]->pack_columns(words + static_cast<int64_t>(j - i) * scratch.panel_bytes, offsets);
-    }
+    panels[i]->split_words(scratch.words);
+    if (task.spec->cols % unit_k(task.spec->code) == 0) clear_last_word(scratch.words);
+    panels[i]->prefetch();
+    const bool more = i + 1 < panels.size() && panels[i + 1]->is_sorted();
+    panels[i]->pack_columns(scratch.words, offsets,
+                            more ? panels[i + 1]->words_ahead() : WordsAhead{});
   }
 }
 
@@ -384,7 +358,7 @@ void PanelRun::add(const PanelTask& task) {
 }
 
 int64_t pack_scratch_bytes(const PanelSpec& spec) {
-  return spec.is_sorted() ? WordScratch(spec).total() : 0;
+  return spec.is_sorted() ? SortScratch(spec).total() : 0;
 }
 
 void PanelRun::pack(std::byte* scratch) const {
