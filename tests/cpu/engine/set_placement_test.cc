@@ -12,7 +12,6 @@
 #include "cpu/engine/layer_group.h"
 #include "moekit/error.h"
 #include "quant/stored_codec.h"
-#include "tensor/float_formats.h"
 #include "tensor/rng.h"
 
 namespace moekit::test {
@@ -103,28 +102,29 @@ std::vector<std::vector<PlacementChange>> change_twice(
 }
 
 TEST(SetPlacementLayer, ExpertsOfUnlikePackingAreRepacked) {
-  // Scales of all experts but 5 are f16, its own f32: beside it all are f32, and places larger.
-  std::deque<std::vector<uint16_t>> halves;
+  // Scales of expert 5 alone are f32: beside it all are, and places larger.
+  std::deque<std::vector<float>> wide;
   const auto changes = change_twice([&](StoredExpert& expert, size_t e) {
-    if (e == 5) return;
+    if (e != 5) return;
     for (StoredMatrix* m : {&expert.gate, &expert.up, &expert.down}) {
-      ASSERT_EQ(m->scales.values.unit, DType::f32);
-      const int64_t groups = m->cols / m->scales.col_group;
-      std::vector<uint16_t> half(static_cast<size_t>(m->rows * groups));
-      for (int64_t i = 0; i < m->rows * groups; ++i) {
-        half[i] = f32_to_f16(quant::scale_at(*m, i / groups, i % groups * m->scales.col_group));
-      }
       CodeGrid& grid = m->scales.values;
-      halves.push_back(std::move(half));
-      grid.data = reinterpret_cast<const std::byte*>(halves.back().data());
-      grid.unit = DType::f16;
-      grid.col_stride = 2;
-      grid.row_stride = 2 * groups;
+      ASSERT_EQ(bytes_of(grid.unit), 2);
+      const int64_t groups = m->cols / m->scales.col_group;
+      std::vector<float> scales(static_cast<size_t>(m->rows * groups));
+      for (int64_t i = 0; i < m->rows * groups; ++i) {
+        scales[i] = quant::scale_at(*m, i / groups, i % groups * m->scales.col_group);
+      }
+      wide.push_back(std::move(scales));
+      grid.data = reinterpret_cast<const std::byte*>(wide.back().data());
+      grid.unit = DType::f32;
+      grid.col_stride = 4;
+      grid.row_stride = 4 * groups;
     }
   });
   EXPECT_EQ(changes[0][0].experts_packed, 4) << "rank 0 repacks all, as expert 5 widens its scales";
   EXPECT_EQ(changes[1][0].experts_packed, 2);
-  EXPECT_EQ(changes[1][1].experts_packed, 2) << "rank 1 had expert 5 and its layout before";
+  EXPECT_EQ(changes[0][1].experts_packed, 2) << "rank 1 repacks what it keeps, as 5 went";
+  EXPECT_EQ(changes[1][1].experts_packed, 4);
 }
 
 TEST(SetPlacementLayer, ActOrderOfOneExpertRepacksNoOther) {
