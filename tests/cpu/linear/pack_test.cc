@@ -309,6 +309,47 @@ TEST(Pack, ActOrderInEveryStorage) {
   }
 }
 
+/// GPTQ stores z - 1 of 8-bit codes: all zero points but 256 are int8 once centred.
+TEST(Pack, ZeroPointsStoredWithAnOffset) {
+  const int64_t rows = 64, cols = 64, group = 32;
+  std::vector<uint8_t> codes(static_cast<size_t>(rows * cols));
+  std::vector<uint8_t> zeros(static_cast<size_t>(rows * cols / group));
+  std::vector<float> scales(zeros.size(), 0.5f);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
+  for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint8_t>(i % 255);
+  StoredMatrix m;
+  m.rows = rows;
+  m.cols = cols;
+  m.scheme = {WeightFormat::int8_group, static_cast<int32_t>(group), true};
+  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
+             .unit = DType::i32,
+             .pack_axis = PackAxis::cols,
+             .pack = 4,
+             .row_stride = 4,
+             .col_stride = 4 * rows};
+  m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
+                         .unit = DType::f32,
+                         .row_stride = 4,
+                         .col_stride = 4 * rows},
+              .row_group = 1,
+              .col_group = group};
+  m.zeros = {.values = {.data = reinterpret_cast<const std::byte*>(zeros.data()),
+                        .unit = DType::i32,
+                        .pack_axis = PackAxis::rows,
+                        .pack = 4,
+                        .row_stride = 4,
+                        .col_stride = rows},
+             .row_group = 1,
+             .col_group = group};
+  m.zero_offset = 1;
+  EXPECT_FALSE(plan_panels(m).widened);
+  expect_same_values(m, "zero points to 255");
+  zeros[70] = 255;  // stands for 256
+  EXPECT_EQ(plan_panels(m).code, Code::f32);
+  EXPECT_NE(packing_note(m, plan_panels(m)).find("exceed 8 bits"), std::string::npos);
+  expect_same_values(m, "a zero point of 256");
+}
+
 TEST(Pack, ScalesAlongOutputsAreWidenedExactly) {
   const int64_t rows = 64;
   const int64_t cols = 48;
