@@ -353,11 +353,11 @@ void gather_units(const WordHalves& words, const int32_t* offsets, int64_t count
   const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(V) == 0;
   for (int64_t h = 0; h < 2; ++h) {
     const std::byte* half = words.data + h * words.copies * words.copy_bytes();
-    const std::byte* next = ahead.next + h * kUnitBytes;
+    const std::byte* next = ahead.next != nullptr ? ahead.next + h * kUnitBytes : nullptr;
     for (int64_t k = 0; k < count; k += kUnit) {
       V w[16 / Ops::kCols];
       gather_codes<kBits, 0>(half, offsets + k, w);
-      if (ahead.next != nullptr) {
+      if (next != nullptr) {
         __builtin_prefetch(next, 0, 2);
         __builtin_prefetch(next + kUnitBytes - 1, 0, 2);
         next += ahead.stride;
