@@ -6,9 +6,8 @@ struct Isa {
   static constexpr int kLanes = 16;
   static constexpr int kPerDot = 2;
   static constexpr int kMaxRows = 12;  // 24 accumulators; 28 were slower on Zen 5
-  static constexpr Code kScratchCode = Code::bf16;
   static constexpr int kWideRows = 12;
-  static constexpr bool kStepwise = false;
+  static constexpr int kShortRows = 6;  // 12 sums of a short segment beside their totals
   static constexpr float kE4m3Factor = 1.0f;
   using V = __m512;
   using W = __m512i;
@@ -31,60 +30,67 @@ struct Isa {
 
   static __m512i bits(const std::byte* p) { return _mm512_loadu_si512(p); }
 
-  /// The one word of a bf16 unit.
-  static W word(const std::byte* p) { return bits(p); }
+  /// What the words of sixteen columns are made from: step<C, J>(unit) is the K pair J.
+  template <Code C>
+  struct Unit {
+    static constexpr int kParts = bits_of(C) == 8 ? 2 : 1;
+    __m512i part[kParts];
+  };
 
-  /// f(j, w) for the unit's K pairs in ascending order.
-  template <Code C, typename F>
-  [[gnu::always_inline]] static inline void decode(const std::byte* p, F&& f) {
+  template <Code C>
+  [[gnu::always_inline]] static inline Unit<C> unit(const std::byte* p) {
+    const __m512i v = bits(p);
     if constexpr (C == Code::e4m3 || C == Code::e5m2) {
-      decode_f8<C>(p, f);
+      // Tables over the seven magnitude bits give the two bytes of a bf16, the sign is put back
+      // into the high one; the interleave leaves each pair of K on its column (see
+      // panel_shuffle.h).
+      const ByteTables& t = kF8Tables[C == Code::e5m2];
+      const __m512i low = lookup(t.low, v);
+      const __m512i high = with_sign(lookup(t.high, v), v);
+      return {{_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)}};
     } else if constexpr (C == Code::int8) {
-      const __m512i v = bits(p);
-      f(0, pair_of(_mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24),
-                   _mm512_srai_epi32(_mm512_slli_epi32(v, 16), 24)));
-      f(1, pair_of(_mm512_srai_epi32(_mm512_slli_epi32(v, 8), 24), _mm512_srai_epi32(v, 24)));
+      // The same over magnitudes. -128 has the index of 0, which its own mask clears.
+      const __m512i magnitude = _mm512_abs_epi8(v);
+      const __m512i low = lookup(kInt8Tables.low, magnitude);
+      const __m512i high =
+          with_sign(_mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(v, v),
+                                                   _mm512_load_si512(kInt8Tables.high), magnitude,
+                                                   _mm512_load_si512(kInt8Tables.high + 64)),
+                    v);
+      return {{_mm512_permutex2var_epi8(low, _mm512_load_si512(kInterleave.low), high),
+               _mm512_permutex2var_epi8(low, _mm512_load_si512(kInterleave.high), high)}};
     } else {
-      static_assert(C == Code::e2m1 || C == Code::int4);
-      const __m512i table = nibble_table<C>();
-      const __m512i v = bits(p);
-      f(0, _mm512_permutexvar_epi16(v, table));
-      f(1, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 4), table));
-      f(2, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), table));
-      f(3, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 12), table));
+      return {{v}};
     }
   }
 
-  /// Integers of at most 8 bits are exact in the high half of their f32.
-  static __m512i pair_of(__m512i even, __m512i odd) {
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
-    return _mm512_or_si512(low, _mm512_castps_si512(_mm512_cvtepi32_ps(odd)));
+  template <Code C, int J>
+  [[gnu::always_inline]] static inline W step(const Unit<C>& u) {
+    if constexpr (bits_of(C) == 4) {
+      // A 16-bit lane holds the nibbles of (column, parity); the table is doubled, so that the
+      // index needs no mask.
+      return _mm512_permutexvar_epi16(_mm512_srli_epi16(u.part[0], 4 * J), nibble_table<C>());
+    } else {
+      return u.part[J];
+    }
   }
 
-  /// Tables over the seven magnitude bits give the two bytes of a bf16, the sign is put back into
-  /// the high one; the interleave leaves each pair of K on its column (see pack_words).
-  template <Code C, typename F>
-  [[gnu::always_inline]] static inline void decode_f8(const std::byte* p, F&& f) {
-    const F8Tables& t = kF8Tables[C == Code::e5m2];
-    const __m512i v = bits(p);
-    const __m512i low =
-        _mm512_permutex2var_epi8(_mm512_loadu_si512(t.low), v, _mm512_loadu_si512(t.low + 64));
-    const __m512i magnitude =
-        _mm512_permutex2var_epi8(_mm512_loadu_si512(t.high), v, _mm512_loadu_si512(t.high + 64));
-    // high = magnitude | (v & 0x80)
-    const __m512i high =
-        _mm512_ternarylogic_epi32(magnitude, v, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-    f(0, _mm512_unpacklo_epi8(low, high));
-    f(1, _mm512_unpackhi_epi8(low, high));
+  /// Table[index & 127] of each byte.
+  [[gnu::always_inline]] static inline __m512i lookup(const uint8_t* table, __m512i index) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+  }
+  /// magnitude | (v & 0x80), bytewise.
+  [[gnu::always_inline]] static inline __m512i with_sign(__m512i magnitude, __m512i v) {
+    return _mm512_ternarylogic_epi32(magnitude, v, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
   }
 
-  struct F8Tables {
-    uint8_t low[128];
-    uint8_t high[128];
+  struct ByteTables {
+    alignas(64) uint8_t low[128];
+    alignas(64) uint8_t high[128];
   };
   /// Bytes of the bf16 values of codes [0, 128) of a format with `exponent_bits`.
-  static constexpr F8Tables f8_tables(int exponent_bits, bool specials) {
-    F8Tables t{};
+  static constexpr ByteTables f8_tables(int exponent_bits, bool specials) {
+    ByteTables t{};
     const int mantissa_bits = 7 - exponent_bits;
     const int bias = (1 << (exponent_bits - 1)) - 1;
     for (int code = 0; code < 128; ++code) {
@@ -109,11 +115,39 @@ struct Isa {
     }
     return t;
   }
-  static const F8Tables kF8Tables[2];
+  /// Bytes of the bf16 values of the integers [0, 128); those of 128 at index 0.
+  static constexpr ByteTables int8_tables() {
+    ByteTables t{};
+    for (int i = 0; i < 128; ++i) {
+      const int value = i == 0 ? 128 : i;
+      int exponent = 0;
+      while (value >> (exponent + 1) != 0) ++exponent;
+      const int bf16 = (exponent + 127) << 7 | (value << (7 - exponent) & 127);
+      t.low[i] = static_cast<uint8_t>(bf16 & 255);
+      t.high[i] = static_cast<uint8_t>(bf16 >> 8);
+    }
+    return t;
+  }
+  /// Columns of four K in a row: their bytes (0, 1), then (2, 3), of the low and of the high halves
+  /// by turns. Indices of a permutation of two vectors.
+  static constexpr ByteTables interleave() {
+    ByteTables t{};
+    for (int i = 0; i < 64; ++i) {
+      const int byte = i / 4 * 4 + i % 4 / 2 + i % 2 * 64;
+      t.low[i] = static_cast<uint8_t>(byte);
+      t.high[i] = static_cast<uint8_t>(byte + 2);
+    }
+    return t;
+  }
+  static const ByteTables kF8Tables[2];
+  static const ByteTables kInt8Tables;
+  static const ByteTables kInterleave;
 
 #include "linear/avx512_common-inl.h"
 #include "linear/nibble_tables-inl.h"
 };
 
-alignas(64) constexpr Isa::F8Tables Isa::kF8Tables[2] = {Isa::f8_tables(4, false),
-                                                         Isa::f8_tables(5, true)};
+alignas(64) constexpr Isa::ByteTables Isa::kF8Tables[2] = {Isa::f8_tables(4, false),
+                                                           Isa::f8_tables(5, true)};
+alignas(64) constexpr Isa::ByteTables Isa::kInt8Tables = Isa::int8_tables();
+alignas(64) constexpr Isa::ByteTables Isa::kInterleave = Isa::interleave();

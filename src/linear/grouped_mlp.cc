@@ -113,9 +113,11 @@ class Pass {
   /// Blocks of nearly equal height.
   void add_items(int32_t expert, int64_t first, int64_t count) {
     auto* items = s_.items.in<MlpItem>(ws_);
-    for (int64_t blocks = ceil_div(count, row_block_); blocks > 0; --blocks) {
-      const int64_t n = ceil_div(count, blocks);
-      items[num_items_++] = {expert, static_cast<int32_t>(first), static_cast<int32_t>(n)};
+    const int64_t blocks = ceil_div(count, row_block_);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t n = ceil_div(count, blocks - block);
+      items[num_items_++] = {expert, static_cast<int32_t>(first), static_cast<int32_t>(n),
+                             static_cast<int32_t>(block), static_cast<int32_t>(blocks)};
       first += n;
       count -= n;
     }
@@ -235,30 +237,51 @@ class Pass {
       hidden_rows[i] = {hidden_at(i), nullptr, nullptr, 1.0f};
     const int64_t panels = head_.up.panels();
     auto task = [&](int64_t t, int thread) {
-      hidden_task(items()[t / panels], t % panels, thread);
+      const PanelTask now = panel_task(t, panels);
+      const PanelTask later = panel_task(likely_next(t, num_items_ * panels), panels);
+      hidden_task(*now.item, now.panel, hidden_panel(later.item->expert, later.panel), thread);
     };
     trace::parallel_for(a_.stages.gemm1, pool_, num_items_ * panels, task);
   }
 
-  void hidden_task(const MlpItem& item, int64_t panel, int thread) {
+  struct PanelTask {
+    const MlpItem* item;
+    int64_t panel;
+  };
+  /// Task t of all (item, panel): the blocks of an expert's rows take each panel one after the
+  /// other, so that it comes from memory once.
+  PanelTask panel_task(int64_t t, int64_t panels) const {
+    const MlpItem* item = items() + t / panels;
+    item -= item->block;
+    const int64_t within = t - (item - items()) * panels;
+    return {item + within % item->blocks, within / item->blocks};
+  }
+
+  /// The task that a thread takes after t when all take turns.
+  int64_t likely_next(int64_t t, int64_t num_tasks) const {
+    return std::min(t + pool_.num_threads(), num_tasks - 1);
+  }
+
+  void hidden_task(const MlpItem& item, int64_t panel, const std::byte* next, int thread) {
     std::byte* mine = thread_scratch(thread);
     auto* gate_sums = reinterpret_cast<float*>(mine + s_.sums_offset);
     float* up_sums = gate_sums + kMaxRowBlock * kPanelCols;
     const int64_t gate_bytes = gated_ ? head_.gate.panel_bytes() : 0;
-    const std::byte* pair = expert_at(item.expert) + panel * (gate_bytes + head_.up.panel_bytes());
+    const std::byte* pair = hidden_panel(item.expert, panel);
     const RowOperand* gate_rows = s_.gate_rows.in<RowOperand>(ws_) + item.first;
     const RowOperand* up_rows = s_.up_rows.in<RowOperand>(ws_) + item.first;
     HiddenArgs h;
     if (gated_) {
       multiply_panel(*gate_plan_.kernels, head_.gate.code,
-                     panel_view(head_.gate, gate_plan_.segment, pair), head_.gate.k_padded(),
-                     gate_rows, item.count, gate_sums, mine + s_.decode_offset);
+                     panel_view(head_.gate, gate_plan_.segment, pair, pair + gate_bytes),
+                     head_.gate.k_padded(), gate_rows, item.count, gate_sums,
+                     mine + s_.decode_offset);
       h.gate = gate_sums;
       h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
     }
     multiply_panel(*up_plan_.kernels, head_.up.code,
-                   panel_view(head_.up, up_plan_.segment, pair + gate_bytes), head_.up.k_padded(),
-                   up_rows, item.count, up_sums, mine + s_.decode_offset);
+                   panel_view(head_.up, up_plan_.segment, pair + gate_bytes, next),
+                   head_.up.k_padded(), up_rows, item.count, up_sums, mine + s_.decode_offset);
     h.up = up_sums;
     h.up_terms = column_terms(head_.up, *up_plan_.kernels, pair + gate_bytes);
     h.gate_rows = gate_rows;
@@ -311,9 +334,10 @@ class Pass {
            head_.down.panels() >= 2 * int64_t{pool_.num_threads()};
   }
 
-  void multiply_down(const MlpItem& item, int64_t panel, int thread, float* sums) {
+  void multiply_down(const MlpItem& item, int64_t panel, const std::byte* next, int thread,
+                     float* sums) {
     multiply_panel(*down_plan_.kernels, head_.down.code,
-                   panel_view(head_.down, down_plan_.segment, down_panel(item.expert, panel)),
+                   panel_view(head_.down, down_plan_.segment, down_panel(item.expert, panel), next),
                    head_.down.k_padded(), s_.hidden_rows.in<RowOperand>(ws_) + item.first,
                    item.count, sums, thread_scratch(thread) + s_.decode_offset);
   }
@@ -331,9 +355,13 @@ class Pass {
       auto* slots = reinterpret_cast<float*>(thread_scratch(thread) + s_.owner_offset);
       auto* sums = reinterpret_cast<float*>(thread_scratch(thread) + s_.sums_offset);
       float* out[kMaxRowBlock];
+      const int64_t later = likely_next(panel, head_.down.panels());
       for_items([&](const MlpItem& item) {
+        const bool last = &item == items() + num_items_ - 1;
+        const std::byte* next =
+            last ? down_panel(items()->expert, later) : down_panel((&item + 1)->expert, panel);
         for (int64_t i = 0; i < item.count; ++i) out[i] = slots + (item.first + i) * kPanelCols;
-        multiply_down(item, panel, thread, sums);
+        multiply_down(item, panel, next, thread, sums);
         finish_down(item, panel, sums, out);
       });
       for (int64_t r = 0; r < num_rows_; ++r) {
@@ -347,15 +375,16 @@ class Pass {
   void down_phase() {
     const int64_t panels = head_.down.panels();
     auto task = [&](int64_t t, int thread) {
-      const MlpItem& item = items()[t / panels];
-      const int64_t panel = t % panels;
+      const PanelTask now = panel_task(t, panels);
+      const PanelTask later = panel_task(likely_next(t, num_items_ * panels), panels);
+      const MlpItem& item = *now.item;
       auto* sums = reinterpret_cast<float*>(thread_scratch(thread) + s_.sums_offset);
       float* out[kMaxRowBlock];
       for (int64_t i = 0; i < item.count; ++i) {
-        out[i] = slot_row(order()[item.first + i]) + panel * kPanelCols;
+        out[i] = slot_row(order()[item.first + i]) + now.panel * kPanelCols;
       }
-      multiply_down(item, panel, thread, sums);
-      finish_down(item, panel, sums, out);
+      multiply_down(item, now.panel, down_panel(later.item->expert, later.panel), thread, sums);
+      finish_down(item, now.panel, sums, out);
     };
     trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * panels, task);
   }
@@ -420,10 +449,13 @@ class Pass {
   const std::byte* expert_at(int32_t e) const {
     return a_.blob + head_.first_expert + e * head_.expert_bytes;
   }
-  const std::byte* down_panel(int32_t e, int64_t panel) const {
+  /// Panels of gate and up that make the same columns lie side by side; down's follow all of them.
+  const std::byte* hidden_panel(int32_t e, int64_t panel) const {
     const int64_t gate_bytes = gated_ ? head_.gate.panel_bytes() : 0;
-    return expert_at(e) + head_.up.panels() * (gate_bytes + head_.up.panel_bytes()) +
-           panel * head_.down.panel_bytes();
+    return expert_at(e) + panel * (gate_bytes + head_.up.panel_bytes());
+  }
+  const std::byte* down_panel(int32_t e, int64_t panel) const {
+    return hidden_panel(e, head_.up.panels()) + panel * head_.down.panel_bytes();
   }
   int64_t columns_of(int64_t panel) const {
     return std::min(kPanelCols, shape_.width - panel * kPanelCols);

@@ -120,19 +120,15 @@ struct Block {
 };
 
 /// c = fma(scale, sums, c) row by row.
-void finish_rows(const Panel& p, int64_t k, int64_t k0, const RowOperand* rows, int64_t n,
-                 const float* sums, float* c) {
-  Panel general = p;
-  if (p.wide_scales != nullptr) {
-    // Widened scales are f32, one row of 32 a segment, from k0 on.
-    general.scales = reinterpret_cast<const std::byte*>(p.wide_scales + (k - k0) / p.segment * 32);
-    general.scale = Scale::f32;
-    general.group = 0;
-  }
+void finish_rows(const Panel& p, int64_t k, const RowOperand* rows, int64_t n, const float* sums,
+                 float* c) {
   for (int64_t r = 0; r < n; ++r) {
     Tile<1, 2> tile;
+    Tile<1, 2> total;
     tile.load(sums + r * kPanelCols);
-    finish_segment<1, 2>(general, static_cast<uint32_t>(k), 0, rows + r, tile, c + r * kPanelCols);
+    total.load(c + r * kPanelCols);
+    finish_segment(p, static_cast<uint32_t>(k), 0, rows + r, tile, total);
+    total.store(c + r * kPanelCols);
   }
 }
 
@@ -159,7 +155,7 @@ void multiply_block(Block& b, int64_t k0, int64_t k1, float* c) {
     b.zero_sums();
     for (; k < end; k += b.step) b.multiply_step(k);
     b.store_sums(sums);
-    finish_rows(p, start, k0, b.rows, n, sums, c);
+    finish_rows(p, start, b.rows, n, sums, c);
   }
 }
 
@@ -186,6 +182,12 @@ void fill_amx(Kernels& k) {
   using namespace amx;
   k.isa = CpuIsa::amx;
   k.direct_rows = 0;  // every other code goes through scratch
+  add_decoder<Code::e4m3>(k);
+  add_decoder<Code::e5m2>(k);
+  add_decoder<Code::e2m1>(k);
+  add_decoder<Code::int4>(k);
+  add_decoder<Code::int8>(k);
+  k.scratch_half_bytes = kBlockK / 2 * kUnitBytes;
   k.multiply[static_cast<int>(Code::bf16)] = tile_multiply;
   k.scratch_multiply = tile_multiply;
 }

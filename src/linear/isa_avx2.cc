@@ -13,9 +13,16 @@ struct Isa {
   static constexpr int kLanes = 8;
   static constexpr int kPerDot = 1;
   static constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
-  static constexpr Code kScratchCode = Code::f32;
   static constexpr int kWideRows = 3;  // the same 12 over 32 columns
-  static constexpr bool kStepwise = true;
+  static constexpr int kShortRows = kWideRows;
+  /// A K at a time over all vectors where chains are long for their number, and where two words are
+  /// too few to be worth an order of their own.
+  static constexpr bool stepwise(int rows, int vectors, int steps) {
+    return rows * 4 <= steps || (steps == 2 && vectors == 2);
+  }
+  static constexpr int segments_at_once(int rows, int steps) {
+    return rows == 1 && steps == 8 ? 2 : 1;
+  }
   static constexpr float kE4m3Factor = 1.0f;
   using V = __m256;
   using W = __m256;
@@ -58,9 +65,6 @@ struct Isa {
   }
   static __m256 from_f16_low(__m256i v) { return _mm256_cvtph_ps(_mm256_castsi256_si128(v)); }
   static __m256 from_f16_high(__m256i v) { return _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)); }
-
-  /// The one word of an f32 unit.
-  static W word(const std::byte* p) { return load(reinterpret_cast<const float*>(p)); }
 
   /// What the words of eight columns are made from: step<C, j>(unit) is the weights of K j. In
   /// parts, so that a product can go over several vectors of columns with one K at a time: chains
@@ -120,7 +124,9 @@ struct Isa {
 
   template <Code C, int J>
   [[gnu::always_inline]] static inline W step(const Unit<C>& u) {
-    if constexpr (C == Code::bf16 || bits_of(C) == 4) {
+    if constexpr (C == Code::f32) {
+      return _mm256_castsi256_ps(u.part[0]);
+    } else if constexpr (C == Code::bf16 || bits_of(C) == 4) {
       return J % 2 == 0 ? low_half(u.part[J / 2]) : high_half(u.part[J / 2]);
     } else if constexpr (C == Code::f16) {
       return J == 0 ? from_f16_low(u.part[0]) : from_f16_high(u.part[0]);
@@ -136,26 +142,6 @@ struct Isa {
       return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(u.part[0], 24 - 8 * J), 24));
     }
   }
-
-  /// f(j, w) for the unit's K in ascending order.
-  template <Code C, typename F>
-  [[gnu::always_inline]] static inline void decode(const std::byte* p, F&& f) {
-    const Unit<C> u = unit<C>(p);
-    f(0, step<C, 0>(u));
-    f(1, step<C, 1>(u));
-    if constexpr (kUnitCodes<C> >= 4) {
-      f(2, step<C, 2>(u));
-      f(3, step<C, 3>(u));
-    }
-    if constexpr (kUnitCodes<C> == 8) {
-      f(4, step<C, 4>(u));
-      f(5, step<C, 5>(u));
-      f(6, step<C, 6>(u));
-      f(7, step<C, 7>(u));
-    }
-  }
-  template <Code C>
-  static constexpr int kUnitCodes = static_cast<int>(unit_k(C));
 
   static __m256i table(const uint8_t* bytes) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));

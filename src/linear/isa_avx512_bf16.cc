@@ -21,12 +21,14 @@ void fill_avx512_bf16(Kernels& k) {
   using namespace avx512_bf16;
   k.isa = CpuIsa::avx512_bf16;
   k.pairs = true;
+  // Few instructions decode, on ports that products leave free: codes are read in place at any row
+  // count.
   add_code<Code::bf16, 0>(k);
-  add_code<Code::e4m3, 6>(k);
-  add_code<Code::e5m2, 6>(k);
-  add_code<Code::e2m1, 6>(k);
-  add_code<Code::int4, 6>(k);
-  add_code<Code::int8, 6>(k);
+  add_code<Code::e4m3, 0>(k);
+  add_code<Code::e5m2, 0>(k);
+  add_code<Code::e2m1, 0>(k);
+  add_code<Code::int4, 0>(k);
+  add_code<Code::int8, 6, Isa::kMaxRows>(k);  // twice the instructions
   k.direct_rows = 6;
   k.scratch_multiply = multiply<Code::bf16, Isa::kMaxRows>;
   k.scratch_half_bytes = kBlockK / 2 * kUnitBytes;

@@ -10,9 +10,10 @@ struct Isa {
   static constexpr int kLanes = 4;
   static constexpr int kPerDot = 1;
   static constexpr int kMaxRows = 3;
-  static constexpr Code kScratchCode = Code::f32;
   static constexpr int kWideRows = 0;
-  static constexpr bool kStepwise = false;
+  static constexpr int kShortRows = 0;
+  static constexpr bool stepwise(int, int, int) { return false; }
+  static constexpr int segments_at_once(int, int) { return 1; }
   static constexpr float kE4m3Factor = 1.0f;
   typedef float V __attribute__((vector_size(16)));
   using W = V;
@@ -91,21 +92,19 @@ struct Isa {
     return b[4 * c + 2 * (j % 2) + j / 4] >> (4 * (j / 2 % 2)) & 15u;
   }
 
-  /// The one word of an f32 unit.
-  static W word(const std::byte* p) { return load(reinterpret_cast<const float*>(p)); }
-
-  /// Word j of a unit.
   template <Code C>
-  static W word_at(const std::byte* p, int j) {
-    return V{value<C>(code_bits<C>(p, 0, j)), value<C>(code_bits<C>(p, 1, j)),
-             value<C>(code_bits<C>(p, 2, j)), value<C>(code_bits<C>(p, 3, j))};
+  struct Unit {
+    const std::byte* at;
+  };
+  template <Code C>
+  static Unit<C> unit(const std::byte* p) {
+    return {p};
   }
-
-  /// f(j, w) for the unit's K in ascending order.
-  template <Code C, typename F>
-  [[gnu::always_inline]] static inline void decode(const std::byte* p, F&& f) {
-    constexpr int kUnit = static_cast<int>(unit_k(C));
-    for (int j = 0; j < kUnit; ++j) f(j, word_at<C>(p, j));
+  /// Word J of a unit.
+  template <Code C, int J>
+  static W step(const Unit<C>& u) {
+    return V{value<C>(code_bits<C>(u.at, 0, J)), value<C>(code_bits<C>(u.at, 1, J)),
+             value<C>(code_bits<C>(u.at, 2, J)), value<C>(code_bits<C>(u.at, 3, J))};
   }
 
   static float scale(Scale kind, const std::byte* base, int64_t group, int column) {

@@ -19,16 +19,21 @@ inline constexpr int64_t kChunkK = 256;
 inline constexpr int64_t kScratchCodeBytes = kChunkK * 32 * 4;
 inline constexpr int64_t kScratchBytes = kScratchCodeBytes + kChunkK / 16 * 32 * 4;
 
-/// One panel as a kernel sees it. `codes` is where K index `first_k` lies (a multiple of 32).
+/// One panel as a kernel sees it. `codes` is where K index `first_k` lies (a multiple of 32); they
+/// end with K index `last_k`.
 struct Panel {
   const std::byte* codes = nullptr;
   const std::byte* scales = nullptr;
   const int8_t* zeros = nullptr;       ///< null: symmetric
-  const float* wide_scales = nullptr;  ///< of decoded scratch: [segment][32] from first_k on
+  const std::byte* terms = nullptr;    ///< column scales and bias, f32 [2][32]
+  const float* wide_scales = nullptr;  ///< widen_scales(): [segment][32] from wide_k on; or null
   int64_t half_bytes = 0;
   int64_t first_k = 0;
-  int32_t group = 0;    ///< of scales and zeros; 0: one zero point a column
-  int32_t segment = 0;  ///< segment_of(); 0: no scale inside K
+  int64_t last_k = 0;
+  int64_t wide_k = 0;
+  const std::byte* next = nullptr;  ///< codes that are likely read after these; null: ask for none
+  int32_t group = 0;                ///< of scales and zeros; 0: one zero point a column
+  int32_t segment = 0;              ///< segment_of(); 0: no scale inside K
   Scale scale = Scale::none;
 };
 

@@ -17,6 +17,8 @@ struct MlpItem {
   int32_t expert = 0;
   int32_t first = 0;
   int32_t count = 0;
+  int32_t block = 0;  ///< which of the expert's `blocks` items this is
+  int32_t blocks = 1;
 };
 
 /// Sizes and places of everything in the workspace. Computed alike when it is reserved and when a

@@ -239,30 +239,35 @@ void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_p
   const bool decoded_first = k.decode[index] != nullptr;
   // Half a chunk leaves room beside its scratch in a first cache of 32 KiB; segments stay whole.
   const int64_t step = decoded_first && panel.segment <= kChunkK / 2 ? kChunkK / 2 : kChunkK;
+  Panel chunk = panel;
+  if (panel.segment > 0) chunk.wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
   for (int64_t k0 = 0; k0 < k_padded; k0 += step) {
     const int64_t k1 = k0 + step < k_padded ? k0 + step : k_padded;
+    if (panel.segment > 0) {
+      k.widen_scales(panel, k0, k1, reinterpret_cast<float*>(scratch + kScratchCodeBytes));
+      chunk.wide_k = k0;
+    }
     if (!decoded_first) {
-      k.multiply[index](panel, k0, k1, rows, num_rows, c);
+      k.multiply[index](chunk, k0, k1, rows, num_rows, c);
       continue;
     }
     k.decode[index](panel, k0, k1, scratch);
-    Panel decoded = panel;
-    decoded.codes = scratch;
-    decoded.half_bytes = k.scratch_half_bytes;
-    decoded.first_k = k0;
-    if (panel.segment > 0 && panel.zeros == nullptr) {
-      auto* wide = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
-      k.widen_scales(panel, k0, k1, wide);
-      decoded.wide_scales = wide;
-    }
-    k.scratch_multiply(decoded, k0, k1, rows, num_rows, c);
+    chunk.codes = scratch;
+    chunk.half_bytes = k.scratch_half_bytes;
+    chunk.first_k = k0;
+    chunk.next = nullptr;
+    k.scratch_multiply(chunk, k0, k1, rows, num_rows, c);
   }
 }
 
-Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data) {
+Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data,
+                 const std::byte* next) {
   Panel p;
+  p.next = next;
+  p.last_k = spec.k_padded();
   p.codes = data;
   p.scales = data + spec.scale_offset();
+  p.terms = data + spec.column_scale_offset();
   if (spec.zeros) p.zeros = reinterpret_cast<const int8_t*>(data + spec.zero_offset());
   p.half_bytes = spec.half_bytes();
   p.group = spec.group;

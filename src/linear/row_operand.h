@@ -51,8 +51,10 @@ RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::by
 void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_padded,
                     const RowOperand* rows, int64_t num_rows, float* c, std::byte* scratch);
 
-/// View of panel `index` at `data`, and its columns' terms.
-Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data);
+/// View of the panel at `data`, after which the one at `next` is likely read; and its columns'
+/// terms.
+Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data,
+                 const std::byte* next);
 ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data);
 
 }  // namespace moekit::linear

@@ -183,6 +183,63 @@ TEST(CpuLinear, BitsDoNotDependOnThreadsOrBatch) {
   }
 }
 
+/// Tiles of every height, in place and through scratch, give a row the bits that it has alone.
+TEST(CpuLinear, BitsDoNotDependOnTheNumberOfRows) {
+  const int64_t rows = 33;
+  const int64_t cols = 672;  // neither whole chunks nor whole segments of 128
+  const int64_t inputs = 27;
+  for (CpuIsa isa : available_cpu_isas()) {
+    const CpuLinear member(isa);
+    for (const WeightScheme& scheme : testing::all_weight_schemes()) {
+      const ActivationScheme input{ActivationFormat::bf16};
+      const auto w = random_values(rows, cols, 5, 0.1f);
+      const auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
+      const auto x = random_values(inputs, cols, 6);
+      const auto all = run_member(member, encoded.view, input, x, inputs, 1);
+      for (int64_t n = 1; n < inputs; ++n) {
+        const std::vector<float> expected(all.begin(), all.begin() + n * rows);
+        ASSERT_EQ(expected, run_member(member, encoded.view, input, x, n, 1))
+            << to_string(isa) << " " << testing::name_of(scheme) << ", " << n << " rows";
+      }
+    }
+  }
+}
+
+/// Every code of a byte or less in every place of a 64-byte unit, for one row and for many.
+TEST(CpuLinear, EveryCodeIsDecoded) {
+  using F = WeightFormat;
+  const int64_t rows = 40;
+  const int64_t cols = 544;
+  for (const WeightScheme& scheme :
+       {WeightScheme{F::fp8_channel}, WeightScheme{F::mxfp8_e5m2}, WeightScheme{F::int8_group, 32},
+        WeightScheme{F::int8_channel, 0, true}, WeightScheme{F::mxfp4},
+        WeightScheme{F::int4_group, 32}}) {
+    const auto w = random_values(rows, cols, 12, 0.1f);
+    auto encoded = quant::encode_matrix(w.data(), rows, cols, scheme);
+    auto* codes = reinterpret_cast<uint8_t*>(encoded.storage.data() +
+                                             (encoded.view.codes.data - encoded.storage.data()));
+    const int64_t bytes = rows * encoded.view.codes.row_stride;
+    for (int64_t i = 0; i < bytes; ++i) {
+      // An odd factor: each 256 bytes hold every code, and rows differ in where.
+      auto code = static_cast<uint8_t>(i * 37 + i / 256 * 11);
+      const uint8_t special = scheme.format == F::fp8_channel ? 0x7f : 0x7c;
+      const bool is_float = scheme.format == F::fp8_channel || scheme.format == F::mxfp8_e5m2;
+      if (is_float && (code & special) == special) code = 0;  // NaN and infinity
+      codes[i] = code;
+    }
+    for (CpuIsa isa : available_cpu_isas()) {
+      const CpuLinear member(isa);
+      for (const int64_t inputs : {1, 14}) {
+        const auto x = random_values(inputs, cols, 13);
+        const ActivationScheme input{ActivationFormat::bf16};
+        const auto y = run_member(member, encoded.view, input, x, inputs, 1);
+        expect_product(encoded.view, input, x, inputs, y,
+                       std::string(to_string(isa)) + " every code of " + testing::name_of(scheme));
+      }
+    }
+  }
+}
+
 TEST(CpuLinear, ReferenceMemberIsTheDefinition) {
   const auto w = random_values(20, 70, 8, 0.1f);
   const auto encoded = quant::encode_matrix(w.data(), 20, 70, {WeightFormat::mxfp4});
