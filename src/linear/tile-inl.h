@@ -237,6 +237,9 @@ template <Code C, int S, int R, int NV>
   return k;
 }
 
+/// Segments are whole blocks or this (see segment_of()).
+constexpr uint32_t kMinSegment = 16;
+
 /// One segment at a time; the last one may be cut off by `last`.
 template <Code C, int R, int NV>
 [[gnu::always_inline]] inline void run_single_segments(const TileInput<R>& in, uint32_t k,
@@ -248,13 +251,17 @@ template <Code C, int R, int NV>
     const uint32_t end = last - k > static_cast<uint32_t>(p.segment) ? k + p.segment : last;
     Tile<R, NV> sums;
     sums.zero();
-    while (k < end) {
-      const uint32_t at = k % kBlock;
-      const uint32_t n = end - k < kBlock - at ? end - k : kBlock - at;
+    // Counts that the compiler sees: a loop's end that is foretold wrong leaves memory waiting.
+    if (p.segment < kBlockK) {
       const std::byte* codes = in.block(k);
-      run_units<C, R, NV>(codes, p.half_bytes, at / kUnitK<C>, n / kUnitK<C>, in.x,
-                          k / Isa::kPerDot, in.ahead.of(codes), sums);
-      k += n;
+      run_units<C, R, NV>(codes, p.half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>,
+                          in.x, k / Isa::kPerDot, in.ahead.of(codes), sums);
+      k += kMinSegment;
+    }
+    for (; k < end; k += kBlock) {
+      const std::byte* codes = in.block(k);
+      run_units<C, R, NV>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                          in.ahead.of(codes), sums);
     }
     finish_segment(p, start, in.first_column, in.rows, sums, total);
   }
