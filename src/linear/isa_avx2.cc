@@ -12,9 +12,10 @@ namespace avx2 {
 struct Isa {
   static constexpr int kLanes = 8;
   static constexpr int kPerDot = 1;
-  static constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
+  static constexpr int kMaxRows = 6;   // 12 accumulators of 16 registers
   static constexpr int kWideRows = 3;  // the same 12 over 32 columns
   static constexpr int kShortRows = kWideRows;
+  static constexpr bool kAsksSecondCache = false;
   /// A K at a time over all vectors where chains are long for their number, and where two words are
   /// too few to be worth an order of their own.
   static constexpr bool stepwise(int rows, int vectors, int steps) {

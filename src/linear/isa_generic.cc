@@ -12,6 +12,7 @@ struct Isa {
   static constexpr int kMaxRows = 3;
   static constexpr int kWideRows = 0;
   static constexpr int kShortRows = 0;
+  static constexpr bool kAsksSecondCache = false;
   static constexpr bool stepwise(int, int, int) { return false; }
   static constexpr int segments_at_once(int, int) { return 1; }
   static constexpr float kE4m3Factor = 1.0f;

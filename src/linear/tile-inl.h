@@ -89,11 +89,12 @@ template <Code C, int J, int R, int NV>
 }
 
 /// Units [first, first + num_units) of the block at `codes`, into the tile.
-template <Code C, int R, int NV>
+template <Code C, int R, int NV, int kLocality>
 [[gnu::always_inline]] inline void run_units(const std::byte* codes, int64_t half_bytes,
                                              int64_t first, int64_t num_units,
                                              const typename Isa::X* const* x, int64_t x_index,
-                                             const BlockAhead& ahead, Tile<R, NV>& tile) {
+                                             const BlockAhead<kLocality>& ahead,
+                                             Tile<R, NV>& tile) {
 #pragma GCC unroll 2
   for (int64_t u = first; u < first + num_units; ++u) {
     const std::byte* unit = codes + u * kUnitBytes;
@@ -134,7 +135,7 @@ template <int R, int NV>
       p.wide_scales == nullptr
           ? nullptr
           : p.wide_scales + (k - p.wide_k) / static_cast<uint32_t>(p.segment) * kPanelCols;
-  if (R <= kAskingRows && p.next != nullptr && p.scale != Scale::f32_panel) {
+  if (p.next != nullptr && p.scale != Scale::f32_panel) {
     __builtin_prefetch(p.scales + group * kPanelCols * bytes_of(p.scale) + kScalesAheadBytes);
     if (p.zeros != nullptr) __builtin_prefetch(p.zeros + group * kPanelCols + kScalesAheadBytes);
   }
@@ -213,18 +214,18 @@ template <Code C, int S, int R, int NV>
     for (int s = 0; s < S; ++s) sums[s].zero();
     for (uint32_t i = 0; i < segment; i += run) {
       const std::byte* codes[S];
-      BlockAhead asked[S];
+      BlockAhead<locality(true, R)> asked[S];
 #pragma GCC unroll 4
       for (uint32_t s = 0; s < S; ++s) {
         codes[s] = in.block(k + s * segment + i);
-        asked[s] = ahead.of(codes[s]);
+        asked[s] = ahead.of<locality(true, R)>(codes[s]);
       }
       for (uint32_t j = 0; j < run; j += kUnitK<C>) {
 #pragma GCC unroll 4
         for (uint32_t s = 0; s < S; ++s) {
           const uint32_t at = k + s * segment + i + j;
-          run_units<C, R, NV>(codes[s], p.half_bytes, at % kBlock / kUnitK<C>, 1, in.x,
-                              at / Isa::kPerDot, asked[s], sums[s]);
+          run_units<C>(codes[s], p.half_bytes, at % kBlock / kUnitK<C>, 1, in.x, at / Isa::kPerDot,
+                       asked[s], sums[s]);
         }
       }
     }
@@ -254,14 +255,14 @@ template <Code C, int R, int NV>
     // Counts that the compiler sees: a loop's end that is foretold wrong leaves memory waiting.
     if (p.segment < kBlockK) {
       const std::byte* codes = in.block(k);
-      run_units<C, R, NV>(codes, p.half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>,
-                          in.x, k / Isa::kPerDot, in.ahead.of(codes), sums);
+      run_units<C>(codes, p.half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
+                   k / Isa::kPerDot, in.ahead.template of<locality(true, R)>(codes), sums);
       k += kMinSegment;
     }
     for (; k < end; k += kBlock) {
       const std::byte* codes = in.block(k);
-      run_units<C, R, NV>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
-                          in.ahead.of(codes), sums);
+      run_units<C>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                   in.ahead.template of<locality(true, R)>(codes), sums);
     }
     finish_segment(p, start, in.first_column, in.rows, sums, total);
   }
@@ -279,8 +280,8 @@ template <Code C, int R, int NV>
   if (p.segment == 0) {
     for (int64_t k = k0; k < k1; k += kBlockK) {
       const std::byte* codes = in.block(static_cast<uint32_t>(k));
-      run_units<C, R, NV>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
-                          ahead.of(codes), tile);
+      run_units<C>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                   ahead.of<locality(false, R)>(codes), tile);
     }
   } else {
     auto k = static_cast<uint32_t>(k0);
@@ -340,7 +341,11 @@ void multiply(const Panel& p, int64_t k0, int64_t k1, const RowOperand* rows, in
   Ahead ahead;
   if (p.next != nullptr) {
     ahead.bytes = (k1 - k0) / kBlockK * 2 * p.half_bytes;
-    if (ahead.bytes > kAheadBytes && k0 == 0 && k1 == p.last_k) ahead.bytes = kAheadBytes;
+    if (k0 == 0 && k1 == p.last_k) {
+      const bool far = locality(p.segment != 0, static_cast<int>(num_rows)) != 3;
+      const int64_t most = far ? kFarAheadBytes : kAheadBytes;
+      if (ahead.bytes > most) ahead.bytes = most;
+    }
     ahead.end = p.codes + (p.last_k - p.first_k) / kBlockK * 2 * p.half_bytes;
     ahead.next = p.next;
     if (k0 == 0) ask_for_terms(p);
