@@ -44,25 +44,56 @@ ThreadPool::~ThreadPool() {
   for (std::thread& t : workers_) t.join();
 }
 
-void ThreadPool::run(FunctionRef<void(int)> body) {
-  if (num_threads_ == 1) {
-    body(0);
-    return;
-  }
-  if (run_on_openmp_threads(num_threads_, body)) return;
+/// Opens the gate to `body`. It is closed so far: nobody reads body_ or counts in finished_.
+void ThreadPool::publish(FunctionRef<void(int)>& body) {
+  const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
   body_ = &body;
-  running_.store(num_threads_ - 1, std::memory_order_relaxed);
-  generation_.fetch_add(1,
-                        std::memory_order_release);  // publishes body_ and running_ to the workers
+  finished_.store(0, std::memory_order_relaxed);
+  gate_.store(uint64_t{generation} << 32,
+              std::memory_order_release);  // publishes body_ and finished_ to workers that join
+  generation_.store(generation, std::memory_order_release);
   generation_.notify_all();
-  body(0);
-  for (int spin = 0; running_.load(std::memory_order_acquire) != 0; ++spin) {
+}
+
+void ThreadPool::wait_for(uint32_t workers) const {
+  for (int spin = 0; finished_.load(std::memory_order_acquire) != workers; ++spin) {
     if (spin < kSpins) {
       pause();
     } else {
       std::this_thread::yield();
     }
   }
+}
+
+void ThreadPool::run(FunctionRef<void(int)> body) {
+  if (num_threads_ == 1) return body(0);
+  if (run_on_openmp_threads(num_threads_, body)) return;
+  publish(body);
+  body(0);
+  wait_for(static_cast<uint32_t>(num_threads_ - 1));
+  gate_.fetch_or(kClosed, std::memory_order_relaxed);  // all have joined and left
+}
+
+void ThreadPool::run_awake(FunctionRef<void(int)> body) {
+  if (num_threads_ == 1) return body(0);
+  if (run_on_openmp_threads(num_threads_, body)) return;
+  publish(body);
+  body(0);
+  const uint64_t gate = gate_.fetch_or(kClosed, std::memory_order_acq_rel);
+  wait_for(static_cast<uint32_t>(gate & (kClosed - 1)));
+}
+
+/// Whether this worker is part of the job of `generation`: not once its caller is through.
+bool ThreadPool::join(uint32_t generation) {
+  uint64_t gate = gate_.load(std::memory_order_acquire);
+  while (gate >> 32 == generation && (gate & kClosed) == 0) {
+    // Acquires body_, and orders the count before the caller's close.
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel,
+                                    std::memory_order_acquire)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void ThreadPool::parallel_for(int64_t num_tasks, FunctionRef<void(int64_t, int)> body) {
@@ -74,7 +105,7 @@ void ThreadPool::parallel_for(int64_t num_tasks, FunctionRef<void(int64_t, int)>
   if (num_tasks <= 1) {
     drain(0);
   } else {
-    run(drain);
+    run_awake(drain);
   }
 }
 
@@ -93,8 +124,9 @@ void ThreadPool::worker(int thread) {
     }
     seen = now;
     if (stop_.load(std::memory_order_relaxed)) return;
+    if (!join(now)) continue;
     (*body_)(thread);
-    running_.fetch_sub(1, std::memory_order_release);  // publishes the job's writes to the caller
+    finished_.fetch_add(1, std::memory_order_release);  // publishes the job's writes to the caller
   }
 }
 

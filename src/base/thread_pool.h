@@ -44,6 +44,11 @@ class ThreadPool {
   /// body must not throw.
   void run(FunctionRef<void(int thread)> body);
 
+  /// Runs body(0) here and body(thread) on every worker that comes before body(0) has returned;
+  /// returns when all these are done. For work that body(0) can do alone: a worker that slept takes
+  /// longer to wake than a small layer takes. body must not throw.
+  void run_awake(FunctionRef<void(int thread)> body);
+
   /// Runs body(task, thread) for every task in [0, num_tasks), handed out dynamically one at a
   /// time. body must not throw.
   void parallel_for(int64_t num_tasks, FunctionRef<void(int64_t task, int thread)> body);
@@ -51,10 +56,18 @@ class ThreadPool {
  private:
   void worker(int thread);
 
+  void publish(FunctionRef<void(int)>& body);
+  void wait_for(uint32_t workers) const;
+  bool join(uint32_t generation);
+
+  /// Low half of gate_: how many workers are inside the job, and whether it takes no more.
+  static constexpr uint64_t kClosed = uint64_t{1} << 31;
+
   int num_threads_;
   const FunctionRef<void(int)>* body_ = nullptr;
-  std::atomic<uint32_t> generation_{0};  // odd steps publish body_ to the workers (release/acquire)
-  std::atomic<int> running_{0};          // workers still inside the current job
+  std::atomic<uint32_t> generation_{0};  // a step wakes the workers
+  std::atomic<uint64_t> gate_{kClosed};  // generation << 32 | kClosed | workers that joined
+  std::atomic<uint32_t> finished_{0};    // workers that left the current job
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };

@@ -27,7 +27,7 @@ void parallel_for(Stage stage, ThreadPool& pool, int64_t num_tasks, Body& body) 
   if (num_tasks <= 1) {
     drain(0);
   } else {
-    pool.run(drain);
+    pool.run_awake(drain);
   }
 }
 

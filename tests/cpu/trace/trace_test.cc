@@ -104,15 +104,22 @@ TEST(Span, ThreadsOfAPoolHaveTracksOfTheirOwn) {
   recorder.start();
   ThreadPool pool(3);
   std::atomic<int> ran{0};
+  std::atomic<int> seen{0};
   {
     const trace::Attach attach(context);
-    auto body = [&](int64_t, int) {
+    // A worker that sleeps longer than the job takes no part in it: tasks wait for all three.
+    auto body = [&](int64_t, int thread) {
       ran.fetch_add(1);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      seen.fetch_or(1 << thread);
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (seen.load() != 7 && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
     };
     trace::parallel_for(Stage::gemm1, pool, 12, body);
   }
   EXPECT_EQ(ran.load(), 12);
+  EXPECT_EQ(seen.load(), 7);
   for (const auto& ring : context.rings->threads) {
     ASSERT_EQ(ring->size(), 1);
     EXPECT_EQ(ring->events()[0].stage, Stage::gemm1);
