@@ -26,6 +26,7 @@ class Pass {
         batched_(args.in.layout == RowsLayout::batched),
         top_k_(batched_ ? 1 : args.in.top_k) {
     std::memcpy(&head_, a_.blob, sizeof(head_));
+    orders_ = OrderOffsets::of(head_.first_order, head_.gate, head_.up, head_.down);
     gated_ = head_.gate.rows > 0;
     up_plan_ = ProductPlan::of(a_.isa, head_.up, shape_.gate_up_input);
     gate_plan_ = gated_ ? ProductPlan::of(a_.isa, head_.gate, shape_.gate_up_input) : up_plan_;
@@ -203,7 +204,7 @@ class Pass {
     record.format = &a_.in.format;
     record.static_scale = gate ? inputs.gate : inputs.up;
     if (head_.up.is_sorted()) {
-      record.order = order_of(expert, gate ? 0 : 1);
+      record.order = order_at(expert, gate ? orders_.gate : orders_.up);
       record.places = gate ? head_.gate.places : head_.up.places;
     }
     if (batched_) {
@@ -319,7 +320,7 @@ class Pass {
       record.data = hidden_at(i);
       if (is_static(down_plan_.input)) record.static_scale = inputs_of(slot_expert(i)).down;
       if (is_sorted) {
-        record.order = order_of(slot_expert(i), 2);
+        record.order = order_at(slot_expert(i), orders_.down);
         record.places = head_.down.places;
       }
       hidden_rows[i] = prepare_row(down_plan_, record, hidden_at(i), extras,
@@ -460,11 +461,8 @@ class Pass {
   int64_t columns_of(int64_t panel) const {
     return std::min(kPanelCols, shape_.width - panel * kPanelCols);
   }
-  /// Of gate, up or down (0, 1, 2), where they are sorted.
-  const int32_t* order_of(int32_t e, int which) const {
-    int64_t offset = head_.first_order;
-    if (which > 0) offset += order_bytes(head_.gate.places);
-    if (which > 1) offset += order_bytes(head_.up.places);
+  /// `offset`: one of orders_.
+  const int32_t* order_at(int32_t e, int64_t offset) const {
     return reinterpret_cast<const int32_t*>(expert_at(e) + offset);
   }
   ExpertInputs inputs_of(int32_t e) const {
@@ -482,6 +480,7 @@ class Pass {
   const bool batched_;
   const int64_t top_k_;
   BlobHead head_;
+  OrderOffsets orders_;
   ProductPlan gate_plan_, up_plan_, down_plan_;
   bool gated_ = false;
   bool quantized_in_ = false;
@@ -506,7 +505,7 @@ void run_mlp(const MlpArgs& args) {
   std::memcpy(&head, args.blob, sizeof(head));
   const int64_t max_rows =
       args.in.layout == RowsLayout::batched ? args.in.rows_per_expert : args.in.num_rows;
-  const MlpPlaces places{std::max(head.gate.places, head.up.places), head.down.places};
+  const MlpPlaces places = MlpPlaces::of(head.gate, head.up, head.down);
   const MlpScratch scratch = mlp_scratch(*args.shape, places, args.in.layout, head.num_experts,
                                          max_rows, args.threads->num_threads());
   Pass(args, scratch).run();

@@ -36,6 +36,10 @@ struct MlpShape {
 /// Places of sorted K axes (column_order.h), 0 where K is as stored: what rows are permuted to.
 struct MlpPlaces {
   int64_t gate_up = 0, down = 0;
+
+  static MlpPlaces of(const PanelSpec& gate, const PanelSpec& up, const PanelSpec& down) {
+    return {std::max(gate.places, up.places), down.places};
+  }
 };
 
 /// How a group of experts is packed: the same for all of them.
@@ -50,7 +54,7 @@ struct MlpLayout {
   }
   int64_t first_order() const { return gate_up_bytes() + down.total_bytes(); }
   int64_t total_bytes() const { return expert_offset.back(); }
-  MlpPlaces places() const { return {std::max(gate.places, up.places), down.places}; }
+  MlpPlaces places() const { return MlpPlaces::of(gate, up, down); }
 };
 
 /// Reads descriptions and what plan_panels reads, no codes. What bits depend on (widened or

@@ -36,6 +36,10 @@ struct Treatment {
   std::string note;
 };
 
+OrderOffsets orders_of(const MlpLayout& layout) {
+  return OrderOffsets::of(layout.first_order(), layout.gate, layout.up, layout.down);
+}
+
 /// One matrix that must be widened takes the others with it, as does one whose columns must be
 /// sorted.
 Treatment treatment_of(Experts layer, Matrices matrices) {
@@ -113,11 +117,7 @@ MlpLayout plan_mlp(std::span<const StoredExpert* const> experts,
                  "down must be {} x {} to follow up, got {} x {}", layout.up.cols, layout.up.rows,
                  layout.down.rows, layout.down.cols);
   }
-  int64_t expert_bytes = layout.first_order();
-  for (const PanelSpec* spec : {&layout.gate, &layout.up, &layout.down}) {
-    expert_bytes += order_bytes(spec->places);
-  }
-  expert_bytes = round_up(expert_bytes, 128);
+  const int64_t expert_bytes = round_up(orders_of(layout).end, 128);
   int64_t offset = blob_head_bytes(layout.num_experts);
   layout.expert_offset.push_back(offset);
   for (int64_t e = 0; e < layout.num_experts; ++e) {
@@ -161,15 +161,13 @@ void fill_orders(Experts experts, const MlpLayout& layout, std::span<std::byte* 
     const PanelSpec* spec;
     int64_t offset;
   };
+  const OrderOffsets orders = orders_of(layout);
   std::vector<Half> sorted;
-  int64_t offset = layout.first_order();
-  const auto add = [&](const StoredMatrix StoredExpert::*matrix, const PanelSpec& spec) {
-    if (spec.is_sorted()) sorted.push_back({matrix, &spec, offset});
-    offset += order_bytes(spec.places);
-  };
-  add(&StoredExpert::gate, layout.gate);
-  add(&StoredExpert::up, layout.up);
-  add(&StoredExpert::down, layout.down);
+  for (const Half& half : {Half{&StoredExpert::gate, &layout.gate, orders.gate},
+                           Half{&StoredExpert::up, &layout.up, orders.up},
+                           Half{&StoredExpert::down, &layout.down, orders.down}}) {
+    if (half.spec->is_sorted()) sorted.push_back(half);
+  }
   int64_t groups = 0;
   for (size_t e = 0; e < experts.size(); ++e) {
     for (const Half& half : sorted) {
@@ -211,6 +209,7 @@ void pack_mlp_head(std::span<const StoredExpert* const> experts, const MlpLayout
 void pack_mlp_experts(std::span<const StoredExpert* const> experts, const MlpLayout& layout,
                       std::span<std::byte* const> places, ThreadPool& threads) {
   fill_orders(experts, layout, places, threads);
+  const OrderOffsets orders = orders_of(layout);
   const bool gated = layout.gate.rows > 0;
   const int64_t up_panels = layout.up.panels();
   const int64_t gate_bytes = gated ? layout.gate.panel_bytes() : 0;
@@ -230,24 +229,23 @@ void pack_mlp_experts(std::span<const StoredExpert* const> experts, const MlpLay
     const auto order_at = [&](const PanelSpec& spec, int64_t offset) {
       return spec.is_sorted() ? reinterpret_cast<const int32_t*>(base + offset) : nullptr;
     };
-    const int64_t up_order = layout.first_order() + order_bytes(layout.gate.places);
     PanelRun panels;
     if (run < up_runs) {
       // Gate's panels before up's: neighbours of one matrix share lines.
       const int64_t end = std::min(up_panels, (run + 1) * kRun);
       for (int64_t p = run * kRun; gated && p < end; ++p) {
         panels.add({&e.gate, &e.gate_bias, &layout.gate, p, base + p * pair_bytes,
-                    order_at(layout.gate, layout.first_order())});
+                    order_at(layout.gate, orders.gate)});
       }
       for (int64_t p = run * kRun; p < end; ++p) {
         panels.add({&e.up, &e.up_bias, &layout.up, p, base + p * pair_bytes + gate_bytes,
-                    order_at(layout.up, up_order)});
+                    order_at(layout.up, orders.up)});
       }
     } else {
       const int64_t first = (run - up_runs) * kRun;
       for (int64_t p = first; p < std::min(layout.down.panels(), first + kRun); ++p) {
         panels.add({&e.down, &e.down_bias, &layout.down, p, down + p * layout.down.panel_bytes(),
-                    order_at(layout.down, up_order + order_bytes(layout.up.places))});
+                    order_at(layout.down, orders.down)});
       }
     }
     panels.pack(scratch.data() + thread * scratch_bytes);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/math.h"
+#include "linear/column_order.h"
 #include "linear/panel_spec.h"
 
 namespace moekit::linear {
@@ -17,6 +18,22 @@ struct BlobHead {
   PanelSpec gate, up, down;
   bool halves_share_scale = true;   ///< gate and up of each expert have one static input scale
   bool experts_share_scale = true;  ///< and so have all experts
+};
+
+/// Where in an expert the orders of its matrices lie, one after the other from first_order on; one
+/// whose columns are not sorted takes no bytes.
+struct OrderOffsets {
+  int64_t gate = 0, up = 0, down = 0, end = 0;
+
+  static OrderOffsets of(int64_t first, const PanelSpec& gate, const PanelSpec& up,
+                         const PanelSpec& down) {
+    OrderOffsets o;
+    o.gate = first;
+    o.up = o.gate + order_bytes(gate.places);
+    o.down = o.up + order_bytes(up.places);
+    o.end = o.down + order_bytes(down.places);
+    return o;
+  }
 };
 
 /// What one expert's input rows need: static scales in their scheme's sense.
