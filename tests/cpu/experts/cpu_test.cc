@@ -11,6 +11,8 @@
 namespace moekit::experts {
 namespace {
 
+using testing::bound_of;
+using testing::expect_same_bits_alone;
 using testing::LayerOptions;
 using testing::random_values;
 using testing::Routing;
@@ -18,18 +20,6 @@ using testing::run_cpu;
 using testing::RunOptions;
 using testing::TestLayer;
 using testing::worst_row_error;
-
-/// The chain is exact; two evaluations differ where fp32 sums put an intermediate value on the
-/// other side of a rounding boundary of down_input: rarely, by one step of that format.
-double bound_of(const ActivationScheme& down) {
-  switch (down.format) {
-    case ActivationFormat::f32: return 5e-6;
-    case ActivationFormat::bf16: return 4e-3;
-    case ActivationFormat::mxfp4:
-    case ActivationFormat::nvfp4: return 8e-2;
-    default: return 5e-2;
-  }
-}
 
 std::string describe(CpuIsa isa, const LayerOptions& o) {
   return std::string(to_string(isa)) + " " + testing::name_of(o.weights) + " x " +
@@ -137,21 +127,7 @@ TEST(CpuExperts, BitsDoNotDependOnThreadsBatchOrKnobs) {
       const auto x = random_values(rows, o.hidden, 10);
       const Routing routing(rows, o.top_k, o.experts, 11);
       for (CpuIsa isa : available_cpu_isas()) {
-        const auto all = run_cpu(t, x, rows, routing, {.isa = isa, .threads = 1});
-        EXPECT_EQ(all, run_cpu(t, x, rows, routing, {.isa = isa, .threads = 3}));
-        EXPECT_EQ(all,
-                  run_cpu(t, x, rows, routing, {.isa = isa, .knobs = "row_block=7,owner_slots=0"}));
-        for (const int64_t r : {int64_t{0}, int64_t{71}, rows - 1}) {
-          const std::vector<float> row(x.begin() + r * o.hidden, x.begin() + (r + 1) * o.hidden);
-          Routing one = routing;
-          one.ids.assign(routing.ids.begin() + r * 2, routing.ids.begin() + r * 2 + 2);
-          one.weights.assign(routing.weights.begin() + r * 2, routing.weights.begin() + r * 2 + 2);
-          const std::vector<float> expected(all.begin() + r * o.hidden,
-                                            all.begin() + (r + 1) * o.hidden);
-          EXPECT_EQ(expected, run_cpu(t, row, 1, one, {.isa = isa, .threads = 2}))
-              << describe(isa, o) << " row " << r;
-          EXPECT_EQ(expected, run_cpu(t, row, 1, one, {.isa = isa, .knobs = "owner_slots=0"}));
-        }
+        expect_same_bits_alone(t, x, rows, routing, isa, describe(isa, o));
       }
     }
   }

@@ -207,6 +207,40 @@ inline std::vector<float> run_cpu(const TestLayer& t, const std::vector<float>& 
   return out;
 }
 
+/// Expects the same bits from any number of threads, any knobs, and rows alone; `what` names the
+/// layer. `routing` has two slots a row.
+inline void expect_same_bits_alone(const TestLayer& t, const std::vector<float>& x, int64_t rows,
+                                   const Routing& routing, CpuIsa isa, const std::string& what) {
+  const int64_t hidden = t.layer.config.hidden;
+  const auto all = run_cpu(t, x, rows, routing, {.isa = isa, .threads = 1});
+  EXPECT_EQ(all, run_cpu(t, x, rows, routing, {.isa = isa, .threads = 3})) << what;
+  EXPECT_EQ(all, run_cpu(t, x, rows, routing, {.isa = isa, .knobs = "row_block=7,owner_slots=0"}))
+      << what;
+  for (const int64_t r : {int64_t{0}, int64_t{71}, rows - 1}) {
+    const std::vector<float> row(x.begin() + r * hidden, x.begin() + (r + 1) * hidden);
+    Routing one = routing;
+    one.ids.assign(routing.ids.begin() + r * 2, routing.ids.begin() + r * 2 + 2);
+    one.weights.assign(routing.weights.begin() + r * 2, routing.weights.begin() + r * 2 + 2);
+    const std::vector<float> expected(all.begin() + r * hidden, all.begin() + (r + 1) * hidden);
+    EXPECT_EQ(expected, run_cpu(t, row, 1, one, {.isa = isa, .threads = 2}))
+        << what << " row " << r;
+    EXPECT_EQ(expected, run_cpu(t, row, 1, one, {.isa = isa, .knobs = "owner_slots=0"}))
+        << what << " row " << r;
+  }
+}
+
+/// The chain is exact; two evaluations differ where fp32 sums put an intermediate value on the
+/// other side of a rounding boundary of down_input: rarely, by one step of that format.
+inline double bound_of(const ActivationScheme& down) {
+  switch (down.format) {
+    case ActivationFormat::f32: return 5e-6;
+    case ActivationFormat::bf16: return 4e-3;
+    case ActivationFormat::mxfp4:
+    case ActivationFormat::nvfp4: return 8e-2;
+    default: return 5e-2;
+  }
+}
+
 /// The summed output in double precision, [rows, hidden]; NaN marks rows without any expert.
 inline std::vector<double> evaluate(const TestLayer& t, const std::vector<float>& x, int64_t rows,
                                     const Routing& routing, bool weight_input = false) {
