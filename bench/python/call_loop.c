@@ -1,4 +1,5 @@
-/* The C ABI's own loop, which bench/python/call_overhead.py compiles and compares Python's calls with. */
+/* The C ABI's own loop, which bench/python/call_overhead.py compiles and compares Python's calls
+ * with. */
 #include <stdint.h>
 #include <time.h>
 
