@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "moekit/error.h"
+#include "peers/refuse.h"
 
 extern char** environ;
 
@@ -27,8 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kFirstOwn = 64;
 constexpr int kFirstGiven = 3;
 constexpr auto kTimeToLeave = std::chrono::seconds(2);
-
-[[noreturn]] void refuse(const std::string& reason) { throw Error(ErrorCode::unsupported, reason); }
 
 /// The same file under a number that no child expects, closed in children.
 int moved_up(int descriptor) {

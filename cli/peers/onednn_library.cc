@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include "moekit/error.h"
+#include "peers/refuse.h"
 
 namespace moekit::cli::onednn {
 
@@ -57,8 +57,6 @@ constexpr int kUnimplemented = 3;
 // Structs of 2.x take 696 bytes (memory descriptor) and four of them and a bit (matmul); room for
 // minor versions that add fields.
 constexpr size_t kDescriptorBytes = 4096, kMatmulBytes = 16384;
-
-[[noreturn]] void refuse(const std::string& reason) { throw Error(ErrorCode::unsupported, reason); }
 
 void check(int status, const char* what) {
   if (status != 0) refuse(fmt::format("oneDNN: {} failed with status {}", what, status));

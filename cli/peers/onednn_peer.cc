@@ -9,9 +9,9 @@
 #include <new>
 #include <vector>
 
-#include "moekit/error.h"
 #include "peers/expert_rows.h"
 #include "peers/onednn_library.h"
+#include "peers/refuse.h"
 
 namespace moekit::cli {
 namespace {
@@ -23,8 +23,6 @@ using onednn::Matmul;
 
 // Elements from which a loop beside the products is worth a team of threads.
 constexpr int64_t kTeamElements = 16384;
-
-[[noreturn]] void refuse(const std::string& reason) { throw Error(ErrorCode::unsupported, reason); }
 
 /// Aligned memory without values.
 class Block {

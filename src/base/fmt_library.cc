@@ -1,7 +1,7 @@
 // The one translation unit that holds fmt's out-of-line code. Distributions ship fmt as headers and
 // a shared library; inlining the former everywhere costs four seconds of compile time a file,
 // linking the latter would tie the binary to one distribution's ABI. So the implementation header
-// is compiled once, hidden, into the library (fmt 9; see CMakeLists).
+// is compiled once, hidden, into the library (fmt 9 and 10; see CMakeLists).
 #include <fmt/format-inl.h>
 
 #include <locale>
@@ -18,7 +18,7 @@ template FMT_API auto thousands_sep_impl(locale_ref) -> thousands_sep_result<cha
 template FMT_API auto decimal_point_impl(locale_ref) -> char;
 template FMT_API void buffer<char>::append(const char*, const char*);
 template FMT_API void vformat_to(buffer<char>&, string_view,
-                                 basic_format_args<FMT_BUFFER_CONTEXT(char)>, locale_ref);
+                                 basic_format_args<buffer_context<char>>, locale_ref);
 
 }  // namespace detail
 FMT_END_NAMESPACE

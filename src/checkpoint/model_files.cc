@@ -48,7 +48,7 @@ ModelFiles::ModelFiles(std::string directory) : directory_(std::move(directory))
     MOEKIT_CHECK_AS(kCorrupt, is_file(directory_ + "/model.safetensors"),
                     "{}: expected model.safetensors or model.safetensors.index.json, found neither",
                     directory_);
-    shard_names_.push_back("model.safetensors");
+    shard_names_.emplace_back("model.safetensors");
   }
   shards_.resize(shard_names_.size());
 }
