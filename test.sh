@@ -254,7 +254,7 @@ cuda_compile() {
     return
   fi
   heading "CUDA compile"
-  # The host's objects are those of the release build (ccache), as its options are.
+  # The host code it needs is compiled again (a minute): precompiled headers are a folder's own, also to ccache.
   local tests=OFF targets=(moekit_cuda_plugin)
   if $cuda; then tests=ON targets+=(test_cuda bench_cuda); fi
   build build/cuda cuda -DMOEKIT_BUILD_TESTS="$tests" -DMOEKIT_BUILD_CLI=OFF \
