@@ -241,6 +241,82 @@ template <Code C, int S, int R, int NV>
 /// Segments are whole blocks or this (see segment_of()).
 constexpr uint32_t kMinSegment = 16;
 
+/// Whether weights come with these scales and a group is a segment: products of one row then have a
+/// loop of their own.
+constexpr bool often(Code code, Scale scale) {
+  switch (code) {
+    case Code::e2m1: return scale == Scale::e8m0 || scale == Scale::e4m3;
+    case Code::e4m3:
+    case Code::e5m2: return scale == Scale::e8m0 || scale == Scale::f32_panel;
+    case Code::int4:
+    case Code::int8: return scale == Scale::bf16 || scale == Scale::f16 || scale == Scale::f32;
+    default: return false;
+  }
+}
+
+/// Whole segments whose scales lie in order, without zero points or scales of the rows. A row alone
+/// has few instructions to hide divisions and choices of formats behind. Returns where it stopped.
+template <Code C, Scale S, int R, int NV>
+[[gnu::always_inline]] inline uint32_t run_plain_segments(const TileInput<R>& in, uint32_t k,
+                                                          uint32_t last, Tile<R, NV>& total) {
+  const Panel& p = in.panel;
+  constexpr uint32_t kBlock = static_cast<uint32_t>(kBlockK);
+  constexpr int64_t kStride = S == Scale::f32_panel ? 4 : kPanelCols * bytes_of(S);
+  const auto segment = static_cast<uint32_t>(p.segment);
+  const int64_t half_bytes = p.half_bytes;
+  const Ahead ahead = in.ahead;
+  const std::byte* scales = p.scales + k / segment * kStride;
+  const std::byte* codes = in.block(k);
+  for (; last - k >= segment; scales += kStride) {
+    Tile<R, NV> sums;
+    sums.zero();
+    if (segment < kBlock) {
+      run_units<C>(codes, half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
+                   k / Isa::kPerDot, ahead.template of<locality(true, R)>(codes), sums);
+      k += kMinSegment;
+      if (k % kBlock == 0) codes += 2 * half_bytes;
+    } else {
+      for (uint32_t end = k + segment; k < end; k += kBlock, codes += 2 * half_bytes) {
+        run_units<C>(codes, half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                     ahead.template of<locality(true, R)>(codes), sums);
+      }
+    }
+    if constexpr (S != Scale::f32_panel) __builtin_prefetch(scales + kScalesAheadBytes);
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      const typename Isa::V scale = Isa::scales(S, scales, 0, in.first_column + v * Isa::kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        total.acc[r][v] = Isa::fma(scale, sums.acc[r][v], total.acc[r][v]);
+      }
+    }
+  }
+  return k;
+}
+
+/// The same for the panel's own scales, where there is such a loop.
+template <Code C, int R, int NV>
+[[gnu::always_inline]] inline uint32_t run_often(const TileInput<R>& in, uint32_t k, uint32_t last,
+                                                 Tile<R, NV>& total) {
+  const Panel& p = in.panel;
+  const auto run = [&]<Scale S>() __attribute__((always_inline)) {
+    if constexpr (often(C, S)) {
+      if (p.scale == S) k = run_plain_segments<C, S>(in, k, last, total);
+    }
+  };
+  if (p.zeros != nullptr || p.wide_scales != nullptr || in.rows[0].block_scales != nullptr ||
+      p.group != p.segment) {
+    return k;
+  }
+  run.template operator()<Scale::e8m0>();
+  run.template operator()<Scale::e4m3>();
+  run.template operator()<Scale::f32_panel>();
+  run.template operator()<Scale::f32>();
+  run.template operator()<Scale::f16>();
+  run.template operator()<Scale::bf16>();
+  return k;
+}
+
 /// One segment at a time; the last one may be cut off by `last`.
 template <Code C, int R, int NV>
 [[gnu::always_inline]] inline void run_single_segments(const TileInput<R>& in, uint32_t k,
@@ -293,6 +369,7 @@ template <Code C, int R, int NV>
     if constexpr (kMany > 1) {
       if (2 * p.segment <= kChunkK) k = run_segments<C, 2>(in, k, last, tile);
     }
+    if constexpr (R <= 2) k = run_often<C>(in, k, last, tile);
     run_single_segments<C>(in, k, last, tile);
   }
   tile.store(c);
