@@ -194,7 +194,7 @@ std::string packing_note(const StoredMatrix& m, const PanelSpec& spec) {
 
 int64_t segment_of(const PanelSpec& spec, ActivationFormat input) {
   int64_t segment = 0;
-  // Chunks of K end on multiples of kChunkK = 256, and so must segments.
+  // Chunks of K end on multiples of kScratchK = 256, and so must segments.
   if (spec.group > 0) segment = std::gcd(int64_t{spec.group}, int64_t{256});
   if (spec.zeros && segment == 0) segment = 128;
   // Blocks of a permuted row are no runs of K: their scales are in its values.

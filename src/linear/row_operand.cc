@@ -237,8 +237,10 @@ void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_p
     return;
   }
   const bool decoded_first = k.decode[index] != nullptr;
-  // Half a chunk leaves room beside its scratch in a first cache of 32 KiB; segments stay whole.
-  const int64_t step = decoded_first && panel.segment <= kChunkK / 2 ? kChunkK / 2 : kChunkK;
+  // Half a scratch leaves room beside it in a first cache of 32 KiB; segments stay whole.
+  const int64_t decoded = panel.segment <= kScratchK / 2 ? kScratchK / 2 : kScratchK;
+  const int64_t in_place = num_rows < kManyRows ? kScratchK : kChunkK;
+  const int64_t step = decoded_first ? decoded : in_place;
   Panel chunk = panel;
   if (panel.segment > 0) chunk.wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
   for (int64_t k0 = 0; k0 < k_padded; k0 += step) {

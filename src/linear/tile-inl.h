@@ -364,10 +364,10 @@ template <Code C, int R, int NV>
     const auto last = static_cast<uint32_t>(k1);
     constexpr int kMany = Isa::segments_at_once(R, kSteps<C>);
     if constexpr (kMany > 2) {
-      if (kMany * p.segment <= kChunkK) k = run_segments<C, kMany>(in, k, last, tile);
+      if (kMany * p.segment <= kScratchK) k = run_segments<C, kMany>(in, k, last, tile);
     }
     if constexpr (kMany > 1) {
-      if (2 * p.segment <= kChunkK) k = run_segments<C, 2>(in, k, last, tile);
+      if (2 * p.segment <= kScratchK) k = run_segments<C, 2>(in, k, last, tile);
     }
     if constexpr (R <= 2) k = run_often<C>(in, k, last, tile);
     run_single_segments<C>(in, k, last, tile);
