@@ -7,6 +7,8 @@ static constexpr bool stepwise(int, int, int) { return true; }
 /// mxfp4) but a fifth slower from memory, whose prefetchers follow one place at a time (Zen 4,
 /// 2026-11).
 static constexpr int segments_at_once(int, int) { return 1; }
+/// Whether so many rows have a loop of their own over plain scales: see run_plain_segments().
+static constexpr bool loops_plainly(int rows) { return rows <= 2; }
 
 template <Code C>
 static __m512i nibble_table() {

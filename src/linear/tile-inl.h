@@ -241,9 +241,9 @@ template <Code C, int S, int R, int NV>
 /// Segments are whole blocks or this (see segment_of()).
 constexpr uint32_t kMinSegment = 16;
 
-/// Whether weights come with these scales and a group is a segment: products of one row then have a
-/// loop of their own.
-constexpr bool often(Code code, Scale scale) {
+/// Whether weights come with these scales and a group is a segment: products of one or two rows
+/// have a loop of their own.
+constexpr bool has_plain_loop(Code code, Scale scale) {
   switch (code) {
     case Code::e2m1: return scale == Scale::e8m0 || scale == Scale::e4m3;
     case Code::e4m3:
@@ -296,11 +296,11 @@ template <Code C, Scale S, int R, int NV>
 
 /// The same for the panel's own scales, where there is such a loop.
 template <Code C, int R, int NV>
-[[gnu::always_inline]] inline uint32_t run_often(const TileInput<R>& in, uint32_t k, uint32_t last,
-                                                 Tile<R, NV>& total) {
+[[gnu::always_inline]] inline uint32_t run_where_plain(const TileInput<R>& in, uint32_t k,
+                                                       uint32_t last, Tile<R, NV>& total) {
   const Panel& p = in.panel;
   const auto run = [&]<Scale S>() __attribute__((always_inline)) {
-    if constexpr (often(C, S)) {
+    if constexpr (has_plain_loop(C, S)) {
       if (p.scale == S) k = run_plain_segments<C, S>(in, k, last, total);
     }
   };
@@ -369,7 +369,7 @@ template <Code C, int R, int NV>
     if constexpr (kMany > 1) {
       if (2 * p.segment <= kScratchK) k = run_segments<C, 2>(in, k, last, tile);
     }
-    if constexpr (R <= 2) k = run_often<C>(in, k, last, tile);
+    if constexpr (Isa::loops_plainly(R)) k = run_where_plain<C>(in, k, last, tile);
     run_single_segments<C>(in, k, last, tile);
   }
   tile.store(c);
