@@ -1,5 +1,7 @@
 // Packing loops in 16-byte compiler vectors: what every build has. Scales, which are few, have no
 // wider ones.
+#include <cstddef>
+
 #include "base/cpu_features.h"
 #include "linear/pack_loops.h"
 #include "linear/panel_shuffle.h"
@@ -107,10 +109,15 @@ struct Ops {
 
 #include "linear/pack_loops-inl.h"
 
-/// Elements group, group + 1, ... of eight rows become pieces of eight columns.
-void transpose_scales8(const std::byte* const* rows, int64_t group, std::byte* out) {
+/// Elements group, group + 1, ... of eight rows become pieces of eight columns. `nans` gets the
+/// bytes that have all bits of `nan_mask`.
+void transpose_scales8(const std::byte* const* rows, int64_t group, V nan_mask, V& nans,
+                       std::byte* out) {
   V v[8], w[8];
-  for (int i = 0; i < 8; ++i) v[i] = Ops::load(rows[i] + group);
+  for (int i = 0; i < 8; ++i) {
+    v[i] = Ops::load(rows[i] + group);
+    nans = Ops::either(nans, (V)((v[i] & nan_mask) == nan_mask));
+  }
   for (int i = 0; i < 4; ++i) {
     w[i] = Ops::lo8(v[2 * i], v[2 * i + 1]);
     w[4 + i] = Ops::hi8(v[2 * i], v[2 * i + 1]);
@@ -151,19 +158,24 @@ void transpose_scales32(const std::byte* const* rows, int64_t group, std::byte* 
   for (int j = 0; j < 4; ++j) Ops::store(out + j * kPanelCols * 4, v[j]);
 }
 
-/// Elements of 16 bytes of each row at a time. Larger ones go past the caches as codes do; single
-/// bytes are looked at again (NaN, zero points).
-void pack_scales(const std::byte* const* rows, int64_t groups, int64_t element_bytes,
-                 std::byte* out) {
+/// Elements of 16 bytes of each row at a time. They go past the caches as codes do, but for zero
+/// points, which are looked at again.
+bool pack_scales(const std::byte* const* rows, int64_t groups, int64_t element_bytes,
+                 uint8_t nan_mask, std::byte* out) {
   const int64_t step = 16 / element_bytes;
   const int64_t whole = groups / step * step;
+  const bool stays = element_bytes == 1 && nan_mask == 0;
+  const V mask = Ops::splat(nan_mask * 0x01010101u);
+  V nans = Ops::splat(0);
   Stage stage;
   for (int64_t g = 0; g < whole; g += step) {
     std::byte* to = out + g * kPanelCols * element_bytes;
     switch (element_bytes) {
       case 1:
-        for (int64_t c = 0; c < kPanelCols; c += 8) transpose_scales8(rows + c, g, to + c);
-        continue;
+        for (int64_t c = 0; c < kPanelCols; c += 8) {
+          transpose_scales8(rows + c, g, mask, nans, (stays ? to : stage.bytes) + c);
+        }
+        break;
       case 2:
         for (int64_t c = 0; c < kPanelCols; c += 4) {
           transpose_scales16(rows + c, g, stage.bytes + c * 2);
@@ -175,16 +187,19 @@ void pack_scales(const std::byte* const* rows, int64_t groups, int64_t element_b
         }
         break;
     }
-    stage.flush(0, 16 * kPanelCols, to);
+    if (!stays) stage.flush(0, 16 * kPanelCols, to);
   }
+  bool met = Ops::any(nans);
   for (int64_t g = whole; g < groups; ++g) {
     for (int64_t c = 0; c < kPanelCols; ++c) {
       const std::byte* from = rows[c] + g * element_bytes;
       std::byte* to = out + (g * kPanelCols + c) * element_bytes;
       for (int64_t i = 0; i < element_bytes; ++i) to[i] = from[i];
+      met |= (std::to_integer<uint8_t>(*from) & nan_mask) == nan_mask;
     }
   }
   Ops::fence();
+  return met && nan_mask != 0;
 }
 
 /// The nibbles of four words, one a byte, in the order of their outputs.

@@ -83,9 +83,11 @@ struct PackLoops {
   /// kLinePanels, side by side.
   void (*awq)(const CodeOrder& order, const std::byte* base, int64_t k_stride, int64_t count,
               std::span<std::byte* const> outs) = nullptr;
-  /// out[group][32] = element `group` of each of 32 dense rows of 1, 2 or 4 byte elements.
-  void (*scales)(const std::byte* const* rows, int64_t groups, int64_t element_bytes,
-                 std::byte* out) = nullptr;
+  /// out[group][32] = element `group` of each of 32 dense rows of 1, 2 or 4 byte elements. Returns
+  /// whether a byte has all bits of `nan_mask`; 0 for elements that are not bytes, and for bytes
+  /// that are about to be read again, which stay in the caches.
+  bool (*scales)(const std::byte* const* rows, int64_t groups, int64_t element_bytes,
+                 uint8_t nan_mask, std::byte* out) = nullptr;
   /// out[group][32] = the 4-bit zero points of four words of eight outputs, word_stride apart, of
   /// each of `groups` groups, group_stride apart; in AWQ's order of outputs or in sequence.
   void (*zero_words)(const std::byte* base, int64_t word_stride, int64_t group_stride,

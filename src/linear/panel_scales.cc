@@ -34,8 +34,13 @@ void store_scale(Scale kind, float value, int64_t index, std::byte* out) {
   }
 }
 
-bool is_nan_byte(Scale kind, uint8_t byte) {
-  return kind == Scale::e8m0 ? byte == 255 : (byte & 0x7f) == 0x7f;
+/// The bits that only NaN bytes have all of; 0: scales of this kind are no bytes.
+uint8_t nan_mask_of(Scale kind) {
+  switch (kind) {
+    case Scale::e8m0: return 0xff;
+    case Scale::e4m3: return 0x7f;
+    default: return 0;
+  }
 }
 
 /// Whether scale elements can be copied bit for bit: stored in the panel's own type, one a row.
@@ -50,6 +55,11 @@ bool copies_scales(const StoredMatrix& m, const PanelSpec& spec) {
     case Scale::f32: return g.unit == DType::f32;
     default: return false;
   }
+}
+
+/// Whether the loops take the grid's elements of a panel's rows, which are whole, in one go.
+bool takes_rows(const ScaleGrid& grid, const PanelGroups& groups, int64_t valid, int64_t bytes) {
+  return valid == kPanelCols && grid.values.col_stride == bytes && groups.in_sequence;
 }
 
 /// First element of a grid with one entry a row, or one for all of them.
@@ -73,16 +83,17 @@ int64_t stored_group(const StoredMatrix& m, const PanelSpec& spec, const PanelGr
 }
 
 /// out[group][column] = stored element, for columns [0, valid); grids of whole elements, one a row.
+/// Returns whether bytes with all bits of `nan_mask` may be among them.
 template <int kBytes>
-void copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
-               const ScaleGrid& grid, int64_t first_row, int64_t valid, std::byte* out) {
+bool copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& groups,
+               const ScaleGrid& grid, int64_t first_row, int64_t valid, uint8_t nan_mask,
+               std::byte* out) {
   const CodeGrid& g = grid.values;
   const auto offset = [&](int64_t i) { return stored_group(m, spec, groups, i) * g.col_stride; };
-  if (valid == kPanelCols && g.col_stride == kBytes && groups.in_sequence) {
+  if (takes_rows(grid, groups, valid, kBytes)) {
     const std::byte* rows[kPanelCols];
     for (int64_t c = 0; c < kPanelCols; ++c) rows[c] = grid_row(m, grid, first_row + c);
-    pack_loops().scales(rows, groups.count, kBytes, out);
-    return;
+    return pack_loops().scales(rows, groups.count, kBytes, nan_mask, out);
   }
   const bool beside = grid.row_group == 1 && m.row_step == 1 && g.row_stride == kBytes;
   if (valid == kPanelCols && beside) {
@@ -90,7 +101,7 @@ void copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& 
     for (int64_t i = 0; i < groups.count; ++i) {
       std::memcpy(out + i * kPanelCols * kBytes, from + offset(i), kPanelCols * kBytes);
     }
-    return;
+    return nan_mask != 0;
   }
   const int64_t spacing = m.row_step * g.row_stride;
   if (grid.row_group == 1 && spacing <= 8) {  // a group's elements share a line or two
@@ -99,7 +110,7 @@ void copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& 
       std::byte* to = out + i * kPanelCols * kBytes;
       for (int64_t c = 0; c < valid; ++c) std::memcpy(to + c * kBytes, from + c * spacing, kBytes);
     }
-    return;
+    return nan_mask != 0;
   }
   for (int64_t c = 0; c < valid; ++c) {
     const std::byte* from = grid_row(m, grid, first_row + c);
@@ -108,26 +119,22 @@ void copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& 
       std::memcpy(to + i * kPanelCols * kBytes, from + offset(i), kBytes);
     }
   }
+  return nan_mask != 0;
 }
 
 /// NaN among byte scales: their columns' scales become NaN, the bytes 0.
-void poison_scales(Scale kind, int64_t groups, std::byte* out, float* column_scale) {
-  if (kind != Scale::e8m0 && kind != Scale::e4m3) return;
-  // One pass over words first: NaN scales are rare. The test for a zero byte has no false
-  // negatives.
-  const uint64_t pattern = kind == Scale::e8m0 ? 0xffffffffffffffffu : 0x7f7f7f7f7f7f7f7fu;
-  uint64_t any = 0;
-  for (int64_t i = 0; i < groups * kPanelCols; i += 8) {
-    uint64_t x;
-    std::memcpy(&x, out + i, 8);
-    const uint64_t missing = ~x & pattern;  // a zero byte is a NaN
-    any |= (missing - 0x0101010101010101u) & ~missing & 0x8080808080808080u;
-  }
-  if (any == 0) return;
-  for (int64_t i = 0; i < groups * kPanelCols; ++i) {
-    if (!is_nan_byte(kind, static_cast<uint8_t>(out[i]))) continue;
-    column_scale[i % kPanelCols] = kNan;
-    out[i] = std::byte{0};
+void poison_scales(uint8_t nan_mask, int64_t groups, std::byte* out, float* column_scale) {
+  const auto is_nan = [&](std::byte b) {
+    return (std::to_integer<uint8_t>(b) & nan_mask) == nan_mask;
+  };
+  for (int64_t g = 0; g < groups; ++g, out += kPanelCols) {
+    bool any = false;
+    for (int64_t c = 0; c < kPanelCols; ++c) any |= is_nan(out[c]);
+    for (int64_t c = 0; any && c < kPanelCols; ++c) {
+      if (!is_nan(out[c])) continue;
+      column_scale[c] = kNan;
+      out[c] = std::byte{0};
+    }
   }
 }
 
@@ -198,7 +205,12 @@ PanelGroups PanelGroups::of(const StoredMatrix& m, const PanelSpec& spec, const 
 
 void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel,
                      const std::byte* panel_out) {
-  for (int64_t at = spec.scale_offset(); at < spec.panel_bytes(); at += 64) {
+  // Where loops take whole rows, scales go past the caches.
+  const bool whole = (panel + 1) * kPanelCols <= m.rows && !spec.is_sorted();
+  const bool streams =
+      whole && copies_scales(m, spec) && m.scales.values.col_stride == bytes_of(spec.scale);
+  for (int64_t at = streams ? spec.zero_offset() : spec.scale_offset(); at < spec.panel_bytes();
+       at += 64) {
     __builtin_prefetch(panel_out + at, 1, 2);
   }
   if (spec.group == 0 || spec.scale == Scale::f32_panel) return;
@@ -222,12 +234,16 @@ void pack_scales(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups
     return;
   }
   if (copies_scales(m, spec)) {
+    const uint8_t nan_mask = nan_mask_of(spec.scale);
+    bool nans = false;
     switch (bytes_of(spec.scale)) {
-      case 1: copy_grid<1>(m, spec, groups, m.scales, first_row, valid, out); break;
-      case 2: copy_grid<2>(m, spec, groups, m.scales, first_row, valid, out); break;
-      default: copy_grid<4>(m, spec, groups, m.scales, first_row, valid, out); break;
+      case 1:
+        nans = copy_grid<1>(m, spec, groups, m.scales, first_row, valid, nan_mask, out);
+        break;
+      case 2: copy_grid<2>(m, spec, groups, m.scales, first_row, valid, 0, out); break;
+      default: copy_grid<4>(m, spec, groups, m.scales, first_row, valid, 0, out); break;
     }
-    poison_scales(spec.scale, groups.count, out, column_scale);
+    if (nans) poison_scales(nan_mask, groups.count, out, column_scale);
     return;
   }
   for (int64_t c = 0; c < valid; ++c) {
@@ -254,7 +270,7 @@ void pack_zeros(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups&
   if (valid == kPanelCols) {
     const bool whole =
         g.pack_axis == PackAxis::none && bits_of(g.unit) == 8 && m.zeros.row_group <= 1;
-    if (whole) copy_grid<1>(m, spec, groups, m.zeros, first_row, valid, out);
+    if (whole) copy_grid<1>(m, spec, groups, m.zeros, first_row, valid, 0, out);
     if (whole || unpack_zeros(m, spec, groups, first_row, out)) {
       pack_loops().shift_zeros(out, groups.count * kPanelCols, whole && g.unit == DType::i8,
                                m.zero_offset + offset);

@@ -450,55 +450,5 @@ TEST(Pack, AllCodePointsThroughTheKernels) {
   }
 }
 
-TEST(Pack, ExtremeScaleBytes) {
-  // e8m0 0 is 2^-127; 255 is NaN and poisons its column alone.
-  std::vector<uint8_t> codes(32 * 16, 0x22);  // e2m1 1.0 twice
-  std::vector<uint8_t> scales(32, 127);
-  scales[3] = 0;
-  scales[5] = 255;
-  scales[7] = 254;
-  StoredMatrix m;
-  m.rows = 32;
-  m.cols = 32;
-  m.scheme.format = WeightFormat::mxfp4;
-  m.codes = {.data = reinterpret_cast<const std::byte*>(codes.data()),
-             .unit = DType::u8,
-             .pack_axis = PackAxis::cols,
-             .pack = 2,
-             .row_stride = 16,
-             .col_stride = 1};
-  m.scales = {.values = {.data = reinterpret_cast<const std::byte*>(scales.data()),
-                         .unit = DType::f8_e8m0,
-                         .row_stride = 1,
-                         .col_stride = 1},
-              .row_group = 1,
-              .col_group = 32};
-  for (CpuIsa isa : available_cpu_isas()) {
-    const CpuLinear member(isa);
-    ThreadPool pool(1);
-    Buffer blob(member.packed_bytes(m));
-    member.pack(m, blob.data(), pool);
-    std::vector<float> x(32, 0.0f);
-    x[0] = 1.0f;
-    std::vector<float> y(32);
-    const ActivationScheme input{ActivationFormat::f32};
-    Buffer workspace(member.workspace_bytes(m, input, 1, 1));
-    member.run({.weight = &m,
-                .blob = blob.data(),
-                .input = input,
-                .num_rows = 1,
-                .x = x.data(),
-                .x_stride = 32,
-                .y = y.data(),
-                .y_stride = 32,
-                .workspace = workspace.data(),
-                .threads = &pool});
-    EXPECT_EQ(y[0], 1.0f);
-    EXPECT_EQ(y[3], 0x1p-127f);
-    EXPECT_TRUE(std::isnan(y[5]));
-    EXPECT_EQ(y[7], 0x1p127f);
-  }
-}
-
 }  // namespace
 }  // namespace moekit::linear
