@@ -43,6 +43,7 @@ OrderedJson to_json(const CheckResult& result, const LayerSource& source, const 
       put_errors(json, "golden_", *result.golden_errors);
       json["golden_bound"] = nullptr;
       if (result.golden_bound) json["golden_bound"] = *result.golden_bound;
+      json["golden_judged"] = result.golden_bound.has_value();
     }
     json["passed"] = result.passed;
   } else {
@@ -57,11 +58,15 @@ OrderedJson to_json(const CheckResult& result, const LayerSource& source, const 
   return json;
 }
 
+/// A golden next to a run whose static activation scales may saturate: no bound can be derived.
+bool is_unjudged(const CheckResult& result) { return result.golden_errors && !result.golden_bound; }
+
 std::string verdict_text(const CheckResult& result) {
   auto nonfinite = [](const Errors& errors) {
     return fmt::format("{} values are finite in one of the two only, the first in row {}",
                        errors.nonfinite_mismatches, errors.nonfinite_row);
   };
+  if (result.passed && is_unjudged(result)) return "passed, golden not judged";
   if (result.passed) return "passed";
   if (result.errors.nonfinite_mismatches > 0) return "FAILED: " + nonfinite(result.errors);
   if (result.errors.worst_row_rms > result.bound)
@@ -74,7 +79,7 @@ std::string verdict_text(const CheckResult& result) {
 /// A golden that was computed without quantizing activations, next to a run that quantizes them:
 /// what the comparison can tell, and what to do for a finer one.
 bool is_coarse(const CheckResult& result) {
-  return result.golden_errors && (!result.golden_bound || *result.golden_bound > 0.05);
+  return result.golden_errors && result.golden_bound && *result.golden_bound > 0.05;
 }
 
 std::vector<std::string> to_row(const CheckResult& result, int layer, bool with_golden) {
@@ -131,7 +136,7 @@ void run(Session& session, const CheckFlags& flags) {
   header.push_back("verdict");
   Table table(std::move(header));
   Progress progress(session);
-  bool all_passed = true, coarse = false;
+  bool all_passed = true, coarse = false, unjudged = false;
   std::vector<std::string> unchecked;  // layers that no back-end takes
   for (int layer : layers_of(flags)) {
     const LayerSource source = open_source(flags.model, layer);
@@ -156,6 +161,7 @@ void run(Session& session, const CheckFlags& flags) {
     for (const CheckResult& result : results) {
       all_passed = all_passed && (!result.supported || result.passed);
       coarse = coarse || is_coarse(result);
+      unjudged = unjudged || is_unjudged(result);
       if (session.json) {
         session.print_json(to_json(result, source, flags.plan, inputs.num_tokens()));
       } else {
@@ -169,6 +175,12 @@ void run(Session& session, const CheckFlags& flags) {
         "\nQuantized activations move a row further than a wrong weight may: with --activations "
         "f32 "
         "a golden that\nwas computed without quantizing them is held to about 1e-5.\n");
+  }
+  if (!session.json && unjudged) {
+    fmt::print(
+        "\nThe golden was NOT judged: activations are quantized with static scales, which may "
+        "saturate, and no\nbound can be derived. With --activations f32 a golden that was computed "
+        "without quantizing them is\nheld to about 1e-5.\n");
   }
   if (!all_passed) {
     session.exit_code = 1;

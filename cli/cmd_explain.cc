@@ -131,7 +131,11 @@ void print_explanation(const Subject& subject, const Explanation& explanation, b
     table.add({candidate.kind, candidate.name, candidate.supported ? "yes" : "no", text});
   }
   table.print();
-  fmt::print("\n");
+  fmt::print(
+      "\nChosen are the first experts and the first prepare in this order that take the problem "
+      "and "
+      "fit each other{}.\n\n",
+      every_reason ? "" : " (--verbose: why a pair does not)");
   print_pairs(explanation, every_reason);
   fmt::print("\n");
   if (explanation.chosen) print_plan(explanation.plan);

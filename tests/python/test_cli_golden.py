@@ -118,6 +118,17 @@ def test_a_wrong_golden_fails_the_check(tmp_path):
     assert '"passed":false' in done.stdout and done.stderr == ""
 
 
+def test_a_golden_that_cannot_be_judged_says_so():
+    golden = Golden("qwen3moe-ct-nvfp4", 0)  # static input scales, which may saturate
+    command = ["check", *golden.args(), "--golden", f"{golden.file}:layer0.output"]
+    text = moekit(*command).stdout
+    assert "passed, golden not judged" in text and "The golden was NOT judged" in text
+    lines = [line for line in json_lines(*command) if line["supported"]]
+    assert lines and all(line["golden_bound"] is None and line["golden_judged"] is False for line in lines)
+    lines = [line for line in json_lines(*command, "--activations", "f32") if line["supported"]]
+    assert lines and all(line["passed"] and line["golden_judged"] for line in lines)
+
+
 def test_nan_and_infinity_touch_their_rows_only(tmp_path):
     golden = Golden("mixtral-bf16", 0)
     x = golden["input"].copy()
