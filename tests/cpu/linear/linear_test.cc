@@ -7,6 +7,7 @@
 
 #include "base/buffer.h"
 #include "cpu/linear/matrices.h"
+#include "cpu/linear/run_member.h"
 #include "linear/cpu_linear.h"
 #include "moekit/error.h"
 #include "quant/row_codec.h"
@@ -16,27 +17,7 @@ namespace moekit::linear {
 namespace {
 
 using testing::random_values;
-
-std::vector<float> run_member(const Linear& member, const StoredMatrix& w,
-                              const ActivationScheme& input, const std::vector<float>& x,
-                              int64_t rows, int threads) {
-  ThreadPool pool(threads);
-  Buffer blob(member.packed_bytes(w));
-  member.pack(w, blob.data(), pool);
-  Buffer workspace(member.workspace_bytes(w, input, rows, threads));
-  std::vector<float> y(static_cast<size_t>(rows * w.rows), std::nanf(""));
-  member.run({.weight = &w,
-              .blob = blob.data(),
-              .input = input,
-              .num_rows = rows,
-              .x = x.data(),
-              .x_stride = w.cols,
-              .y = y.data(),
-              .y_stride = w.rows,
-              .workspace = workspace.data(),
-              .threads = &pool});
-  return y;
-}
+using testing::run_member;
 
 /// |y - sum w x| <= (sqrt(K) + 16) 2^-23 sum |w x|: fp32 sums wander like a random walk, scales and
 /// their products add a few roundings.

@@ -8,6 +8,7 @@
 
 #include "base/buffer.h"
 #include "cpu/linear/matrices.h"
+#include "cpu/linear/run_member.h"
 #include "linear/cpu_linear.h"
 #include "linear/panel_pack.h"
 #include "quant/stored_codec.h"
@@ -417,24 +418,10 @@ TEST(Pack, AllCodePointsThroughTheKernels) {
     }
     for (CpuIsa isa : available_cpu_isas()) {
       const CpuLinear member(isa);
-      ThreadPool pool(1);
-      Buffer blob(member.packed_bytes(m));
-      member.pack(m, blob.data(), pool);
       for (const int64_t rows : {int64_t{1}, int64_t{16}}) {
-        std::vector<float> x(static_cast<size_t>(rows * 32), 1.0f);
-        std::vector<float> y(static_cast<size_t>(rows * 256));
-        const ActivationScheme input{ActivationFormat::bf16};
-        Buffer workspace(member.workspace_bytes(m, input, rows, 1));
-        member.run({.weight = &m,
-                    .blob = blob.data(),
-                    .input = input,
-                    .num_rows = rows,
-                    .x = x.data(),
-                    .x_stride = 32,
-                    .y = y.data(),
-                    .y_stride = 256,
-                    .workspace = workspace.data(),
-                    .threads = &pool});
+        const std::vector<float> x(static_cast<size_t>(rows * 32), 1.0f);
+        const std::vector<float> y =
+            testing::run_member(member, m, {ActivationFormat::bf16}, x, rows, 1, 0.0f);
         for (int64_t n = 0; n < 256; ++n) {
           float expected;
           quant::decode_weights(m, n, n % 32, 1, &expected);

@@ -6,11 +6,15 @@
 #include <cmath>
 #include <vector>
 
-#include "base/buffer.h"
+#include "cpu/linear/run_member.h"
 #include "linear/cpu_linear.h"
 
 namespace moekit::linear {
 namespace {
+
+using testing::run_member;
+
+constexpr ActivationScheme kInput{ActivationFormat::f32};
 
 /// FP4 weights of 1.0, two codes a byte, with a scale byte for each row and group.
 struct Fp4Matrix {
@@ -46,28 +50,6 @@ struct Fp4Matrix {
   }
 };
 
-/// m times x.
-std::vector<float> multiply(const StoredMatrix& m, CpuIsa isa, const std::vector<float>& x) {
-  const CpuLinear member(isa);
-  ThreadPool pool(1);
-  Buffer blob(member.packed_bytes(m));
-  member.pack(m, blob.data(), pool);
-  std::vector<float> y(static_cast<size_t>(m.rows));
-  const ActivationScheme input{ActivationFormat::f32};
-  Buffer workspace(member.workspace_bytes(m, input, 1, 1));
-  member.run({.weight = &m,
-              .blob = blob.data(),
-              .input = input,
-              .num_rows = 1,
-              .x = x.data(),
-              .x_stride = m.cols,
-              .y = y.data(),
-              .y_stride = m.rows,
-              .workspace = workspace.data(),
-              .threads = &pool});
-  return y;
-}
-
 TEST(ScaleBytes, EndsOfTheRange) {
   // e8m0 0 is 2^-127; 255 is NaN and poisons its column alone.
   Fp4Matrix weights(WeightFormat::mxfp4, 32, 1, 127);
@@ -77,7 +59,7 @@ TEST(ScaleBytes, EndsOfTheRange) {
   std::vector<float> x(32, 0.0f);
   x[0] = 1.0f;
   for (CpuIsa isa : available_cpu_isas()) {
-    const std::vector<float> y = multiply(weights.m, isa, x);
+    const std::vector<float> y = run_member(CpuLinear(isa), weights.m, kInput, x, 1, 1, 0.0f);
     EXPECT_EQ(y[0], 1.0f);
     EXPECT_EQ(y[3], 0x1p-127f);
     EXPECT_TRUE(std::isnan(y[5]));
@@ -99,7 +81,7 @@ TEST(ScaleBytes, NanPoisonsItsColumnAlone) {
     if (!is_mx) weights.scale(kNans[0].row, kNans[0].group) = 0x7f;
     const std::vector<float> x(static_cast<size_t>(weights.m.cols), 1.0f);
     for (CpuIsa isa : available_cpu_isas()) {
-      const std::vector<float> y = multiply(weights.m, isa, x);
+      const std::vector<float> y = run_member(CpuLinear(isa), weights.m, kInput, x, 1, 1, 0.0f);
       for (int64_t row = 0; row < weights.m.rows; ++row) {
         const bool poisoned = std::any_of(std::begin(kNans), std::end(kNans),
                                           [&](const Place& at) { return at.row == row; });
