@@ -132,9 +132,8 @@ void print_explanation(const Subject& subject, const Explanation& explanation, b
   }
   table.print();
   fmt::print(
-      "\nChosen are the first experts and the first prepare in this order that take the problem "
-      "and "
-      "fit each other{}.\n\n",
+      "\nChosen are the first experts and the first prepare in this order that take the "
+      "problem and fit each other{}.\n\n",
       every_reason ? "" : " (--verbose: why a pair does not)");
   print_pairs(explanation, every_reason);
   fmt::print("\n");

@@ -3,11 +3,6 @@
 # file still has to include what it uses.
 option(MOEKIT_PRECOMPILE "Precompile the headers that most files include" ON)
 
-# ccache takes precompiled headers only when told that macros and times inside them do not matter.
-if(CCACHE_PROGRAM)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
-endif()
-
 # Files with flags of their own could not read what was compiled without them.
 function(moekit_precompile target)
   if(NOT MOEKIT_PRECOMPILE)

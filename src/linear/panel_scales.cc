@@ -58,8 +58,8 @@ bool copies_scales(const StoredMatrix& m, const PanelSpec& spec) {
 }
 
 /// Whether the loops take the grid's elements of a panel's rows, which are whole, in one go.
-bool takes_rows(const ScaleGrid& grid, const PanelGroups& groups, int64_t valid, int64_t bytes) {
-  return valid == kPanelCols && grid.values.col_stride == bytes && groups.in_sequence;
+bool takes_rows(const ScaleGrid& grid, bool in_sequence, int64_t valid, int64_t bytes) {
+  return valid == kPanelCols && grid.values.col_stride == bytes && in_sequence;
 }
 
 /// First element of a grid with one entry a row, or one for all of them.
@@ -90,7 +90,7 @@ bool copy_grid(const StoredMatrix& m, const PanelSpec& spec, const PanelGroups& 
                std::byte* out) {
   const CodeGrid& g = grid.values;
   const auto offset = [&](int64_t i) { return stored_group(m, spec, groups, i) * g.col_stride; };
-  if (takes_rows(grid, groups, valid, kBytes)) {
+  if (takes_rows(grid, groups.in_sequence, valid, kBytes)) {
     const std::byte* rows[kPanelCols];
     for (int64_t c = 0; c < kPanelCols; ++c) rows[c] = grid_row(m, grid, first_row + c);
     return pack_loops().scales(rows, groups.count, kBytes, nan_mask, out);
@@ -206,9 +206,9 @@ PanelGroups PanelGroups::of(const StoredMatrix& m, const PanelSpec& spec, const 
 void prefetch_scales(const StoredMatrix& m, const PanelSpec& spec, int64_t panel,
                      const std::byte* panel_out) {
   // Where loops take whole rows, scales go past the caches.
-  const bool whole = (panel + 1) * kPanelCols <= m.rows && !spec.is_sorted();
-  const bool streams =
-      whole && copies_scales(m, spec) && m.scales.values.col_stride == bytes_of(spec.scale);
+  const int64_t valid = std::min(kPanelCols, m.rows - panel * kPanelCols);
+  const bool streams = copies_scales(m, spec) &&
+                       takes_rows(m.scales, !spec.is_sorted(), valid, bytes_of(spec.scale));
   for (int64_t at = streams ? spec.zero_offset() : spec.scale_offset(); at < spec.panel_bytes();
        at += 64) {
     __builtin_prefetch(panel_out + at, 1, 2);

@@ -203,11 +203,9 @@ template <Code C, int S, int R, int NV>
   constexpr uint32_t kBlock = static_cast<uint32_t>(kBlockK);
   const uint32_t run = segment < kBlock ? segment : kBlock;
   Ahead ahead = in.ahead;
-  if constexpr (S > 1) {
-    // All S places move together: whole windows of them are asked for.
-    const int64_t window = int64_t{S} * segment * 2 * p.half_bytes / kBlockK;
-    ahead.bytes = (ahead.bytes + window - 1) / window * window;
-  }
+  // All S places move together: whole windows of them are asked for.
+  const int64_t window = int64_t{S} * segment * 2 * p.half_bytes / kBlockK;
+  ahead.bytes = (ahead.bytes + window - 1) / window * window;
   while (k < last && last - k >= S * segment) {
     Tile<R, NV> sums[S];
 #pragma GCC unroll 4
@@ -363,11 +361,8 @@ template <Code C, int R, int NV>
     auto k = static_cast<uint32_t>(k0);
     const auto last = static_cast<uint32_t>(k1);
     constexpr int kMany = Isa::segments_at_once(R, kSteps<C>);
-    if constexpr (kMany > 2) {
-      if (kMany * p.segment <= kScratchK) k = run_segments<C, kMany>(in, k, last, tile);
-    }
     if constexpr (kMany > 1) {
-      if (2 * p.segment <= kScratchK) k = run_segments<C, 2>(in, k, last, tile);
+      if (kMany * p.segment <= kScratchK) k = run_segments<C, kMany>(in, k, last, tile);
     }
     if constexpr (Isa::loops_plainly(R)) k = run_where_plain<C>(in, k, last, tile);
     run_single_segments<C>(in, k, last, tile);
