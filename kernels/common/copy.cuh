@@ -95,6 +95,18 @@ __device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
                : "memory");
 }
 
+/// Stores 16 bytes to global memory where `valid`: predicated, where the compiler would branch.
+__device__ __forceinline__ void store_16_if(bool valid, void* to, const uint4& v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %0, 0;\n"
+      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      "}" ::"r"(static_cast<int>(valid)),
+      "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
+
 /// Asks for the line of `from` (4-aligned) without waiting for it: L1 has it later.
 __device__ __forceinline__ void touch(const void* from) {
   [[maybe_unused]] uint32_t unused;

@@ -6,6 +6,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/common/copy.cuh"
+#include "kernels/common/quotients.cuh"
 #include "kernels/sm90_grouped_gemm/src/mainloop.cuh"
 
 namespace moekit::kernels::sm90_grouped_gemm {
@@ -41,24 +42,33 @@ __device__ __forceinline__ void stage_bf16(uint8_t* staging, const float (&v)[8]
                   pack_bf16(v[6], v[7]));
 }
 
-/// Copies a warp's staged rows out: `chunks` 16-byte pieces a row (a power of two), those below
-/// `valid_chunks`, to byte `out_byte` of each output row.
-template <int kRowChunks>
+/// Copies a warp's staged rows out: kChunks 16-byte pieces a row (a power of two) of the kRowChunks
+/// that staged rows are apart, those below `valid_chunks`, to byte `out_byte` of each output row.
+/// Without a branch, so that loads and stores of several rows are under way at once.
+template <int kRowChunks, int kChunks>
 __device__ __forceinline__ void store_rows(const Args& args, const WarpRows& rows,
-                                           const uint8_t* staging, int chunks, int valid_chunks,
+                                           const uint8_t* staging, int valid_chunks,
                                            int64_t out_byte, int lane) {
+  constexpr int kStep = 32 / kChunks, kPasses = 16 / kStep, kBatch = kPasses < 4 ? kPasses : 4;
+  const int chunk = lane % kChunks, first = lane / kChunks;
+  uint8_t* const out = static_cast<uint8_t*>(args.out) + out_byte + chunk * 16;
   __syncwarp();
-  const int per_row = chunks;
-  const int step = 32 / per_row;
-#pragma unroll 4
-  for (int r = lane / per_row; r < 16; r += step) {
-    const int chunk = lane % per_row;
-    const int32_t out_row = __shfl_sync(0xffffffffu, rows.out_row, r);
-    if (r < rows.valid && chunk < valid_chunks) {
-      const uint4 piece =
+#pragma unroll
+  for (int pass = 0; pass < kPasses; pass += kBatch) {
+    uint4 piece[kBatch];
+    int32_t out_row[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + (pass + i) * kStep;
+      piece[i] =
           *reinterpret_cast<const uint4*>(staging + staging_chunk_offset(r, chunk, kRowChunks));
-      auto* out = static_cast<uint8_t*>(args.out) + out_row * args.out_row_bytes + out_byte;
-      *reinterpret_cast<uint4*>(out + chunk * 16) = piece;
+      out_row[i] = __shfl_sync(0xffffffffu, rows.out_row, r);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + (pass + i) * kStep;
+      store_16_if(r < rows.valid && chunk < valid_chunks, out + out_row[i] * args.out_row_bytes,
+                  piece[i]);
     }
   }
   __syncwarp();
@@ -95,8 +105,13 @@ __device__ __forceinline__ void activate_gated(const Args& args, const TileTask&
     if (args.up_bias != nullptr) {
       add_bias<32>(args.up_bias + base, c, args.shape.columns, lane, sums.v[b] + 32);
     }
-    // One uniform branch for the common form in place of one a value.
-    if (args.activation.form == EpilogueActivation::Form::sigmoid) {
+    // One uniform branch for the common forms in place of one a value.
+    if (args.activation.form == EpilogueActivation::Form::silu) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        sums.v[b][i] = apply_gated_silu(sums.v[b][i], sums.v[b][i + 32]);
+      }
+    } else if (args.activation.form == EpilogueActivation::Form::sigmoid) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         sums.v[b][i] = apply_gated_sigmoid(args.activation, sums.v[b][i], sums.v[b][i + 32]);
@@ -135,7 +150,7 @@ __device__ __forceinline__ void finish_gated_bf16(const Args& args, const TileTa
     }
   }
   const int left = (args.shape.columns - column) / 8;
-  store_rows<16>(args, rows, staging, kBlocks * 8, left, static_cast<int64_t>(column) * 2, lane);
+  store_rows<16, kBlocks * 8>(args, rows, staging, left, static_cast<int64_t>(column) * 2, lane);
 }
 
 /// up and down, bf16: kBlocks * 128 columns.
@@ -158,8 +173,8 @@ __device__ __forceinline__ void finish_plain_bf16(const Args& args, const TileTa
       for (int j = 0; j < 8; ++j) v[j] = sums.v[b][i + j];
       stage_bf16(staging, v, i / 4, lane);
     }
-    store_rows<16>(args, rows, staging, 16, (args.shape.columns - first) / 8,
-                   static_cast<int64_t>(first) * 2, lane);
+    store_rows<16, 16>(args, rows, staging, (args.shape.columns - first) / 8,
+                       static_cast<int64_t>(first) * 2, lane);
   }
 }
 
@@ -175,17 +190,15 @@ __device__ __forceinline__ void finish_gated_fp8(const Args& args, const TileTas
   for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const float v = fabsf(sums.v[b][i]);
       float& t = top[(i >> 1) & 1];
-      t = v > t || v != v ? v : t;  // NaN stays
+      t = max_or_nan(t, fabsf(sums.v[b][i]));
     }
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int width = 1; width < 4; width *= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, top[h], width);
-      top[h] = other > top[h] || other != other ? other : top[h];
+      top[h] = max_or_nan(top[h], __shfl_xor_sync(0xffffffffu, top[h], width));
     }
   }
   if constexpr (kBlocks == 1) {
@@ -198,8 +211,7 @@ __device__ __forceinline__ void finish_gated_fp8(const Args& args, const TileTas
     named_barrier(1, kConsumerGroups * kWarpgroup);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float other = amax[group ^ 1][row + 8 * h];
-      top[h] = other > top[h] || other != other ? other : top[h];
+      top[h] = max_or_nan(top[h], amax[group ^ 1][row + 8 * h]);
     }
     named_barrier(1, kConsumerGroups * kWarpgroup);  // read before the next half task writes
   }
@@ -229,7 +241,7 @@ __device__ __forceinline__ void finish_gated_fp8(const Args& args, const TileTas
     }
   }
   const int left = (args.shape.columns - column) / 16;
-  store_rows<8>(args, rows, staging, kBlocks * 4, left, column, lane);
+  store_rows<8, kBlocks * 4>(args, rows, staging, left, column, lane);
 }
 
 }  // namespace moekit::kernels::sm90_grouped_gemm

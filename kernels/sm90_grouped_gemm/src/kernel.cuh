@@ -17,11 +17,13 @@ constexpr int producer_registers(Knobs k) {
   return 168 * (kConsumerGroups + 1) - kConsumerGroups * consumer_registers(k);
 }
 
+/// Where a thread's scales of a task are, the first ones under way.
 template <Knobs K>
-__device__ __forceinline__ ScaleCursor scale_cursor(const Args& args, const TileTask& task,
-                                                    bool half, int group, int warp, int lane) {
+__device__ __forceinline__ ScaleCursor start_scales(const Args& args, const TileTask& task,
+                                                    int group, int warp, int lane) {
   constexpr int64_t kScaleBytes = sizeof(float);
   ScaleCursor cursor;
+  const bool half = task.num_rows <= 64;
   const int32_t first = (half ? 0 : group * 64) + warp * 16 + lane / 4;
   const int32_t blocks = (args.shape.columns + 127) / 128;
   const int64_t weights = task.expert * args.weights.scale_expert;
@@ -41,55 +43,86 @@ __device__ __forceinline__ ScaleCursor scale_cursor(const Args& args, const Tile
           (weights + (block < blocks ? block : blocks - 1) * args.weights.scale_row) * kScaleBytes);
     }
   }
+  cursor.fetch(args, 0);
   return cursor;
 }
 
-/// One task of one consumer group. kHalf: see mainloop.cuh.
-template <Knobs K, bool kHalf>
-__device__ __forceinline__ void consume_task(const Args& args, SharedStorage<K>& shared,
-                                             const TileTask& task, RingPosition& ring,
-                                             int32_t steps, int group, int warp, int lane) {
-  constexpr int kBlocks = kHalf ? 1 : 2;
-  WarpRows rows;
-  rows.find(args, task, kHalf, group, warp, lane);
-  Sums sums;
-  if constexpr (K.format == Format::bf16) {
-    multiply_bf16<K, kHalf>(shared, ring, steps, group, lane, sums);
-  } else {
-    ScaleCursor scales = scale_cursor<K>(args, task, kHalf, group, warp, lane);
-    multiply_fp8<K, kHalf>(args, shared, ring, steps, group, lane, scales, sums);
-  }
-  uint8_t* staging = shared.out[group * 4 + warp];
-  const int column = task.n_block * K.tile().columns + (kHalf ? group * K.box_rows() : 0);
-  if constexpr (K.gated() && K.format == Format::fp8_block) {
-    finish_gated_fp8<kBlocks>(args, task, rows, column, group, warp, staging, shared.amax, lane,
-                              sums);
-  } else if constexpr (K.gated()) {
-    finish_gated_bf16<kBlocks>(args, task, rows, column, staging, lane, sums);
-  } else {
-    finish_plain_bf16<kBlocks, K.phase == Phase::up>(args, task, rows, column, staging, lane, sums);
-  }
-}
-
+/// One consumer warp's way through its tasks. The next task is taken before the present one's sums
+/// are finished, so that its first scales, cold as they may be, arrive meanwhile.
 template <Knobs K>
-__device__ __forceinline__ void consume(const Args& args, SharedStorage<K>& shared, int group,
-                                        int thread) {
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int32_t steps = (args.shape.depth * K.element_bytes() + 127) / 128;
-  RingPosition ring;
-  TaskReader<K> reader(shared.tasks);
-  TileTask task;
-  while (reader.take(task)) {
-    if (task.num_rows == 0) {
-      if constexpr (K.cluster > 1) skip_task<K>(shared, ring, steps, lane);
-    } else if (task.num_rows > 64) {
-      consume_task<K, false>(args, shared, task, ring, steps, group, warp, lane);
-    } else {
-      consume_task<K, true>(args, shared, task, ring, steps, group, warp, lane);
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Args& args, SharedStorage<K>& shared, int group,
+                                      int thread)
+      : args_(args),
+        shared_(shared),
+        reader_(shared.tasks),
+        steps_((args.shape.depth * K.element_bytes() + 127) / 128),
+        group_(group),
+        warp_(thread / 32),
+        lane_(thread % 32) {}
+
+  __device__ __forceinline__ void run() {
+    take();
+    while (more_) {
+      if (task_.num_rows == 0) {
+        if constexpr (K.cluster > 1) skip_task<K>(shared_, ring_, steps_, lane_);
+        take();
+      } else if (task_.num_rows > 64) {
+        consume<false>();
+      } else {
+        consume<true>();
+      }
     }
   }
-}
+
+ private:
+  __device__ __forceinline__ void take() {
+    more_ = reader_.take(task_);
+    if constexpr (K.format == Format::fp8_block) {
+      if (more_ && task_.num_rows > 0) {
+        scales_ = start_scales<K>(args_, task_, group_, warp_, lane_);
+      }
+    }
+  }
+
+  /// The task; kHalf: see mainloop.cuh. Takes the next one.
+  template <bool kHalf>
+  __device__ __forceinline__ void consume() {
+    constexpr int kBlocks = kHalf ? 1 : 2;
+    WarpRows rows;
+    rows.find(args_, task_, kHalf, group_, warp_, lane_);
+    Sums sums;
+    if constexpr (K.format == Format::bf16) {
+      multiply_bf16<K, kHalf>(shared_, ring_, steps_, group_, lane_, sums);
+    } else {
+      multiply_fp8<K, kHalf>(args_, shared_, ring_, steps_, group_, lane_, scales_, sums);
+    }
+    const TileTask task = task_;
+    take();
+    uint8_t* staging = shared_.out[group_ * 4 + warp_];
+    const int column = task.n_block * K.tile().columns + (kHalf ? group_ * K.box_rows() : 0);
+    if constexpr (K.gated() && K.format == Format::fp8_block) {
+      finish_gated_fp8<kBlocks>(args_, task, rows, column, group_, warp_, staging, shared_.amax,
+                                lane_, sums);
+    } else if constexpr (K.gated()) {
+      finish_gated_bf16<kBlocks>(args_, task, rows, column, staging, lane_, sums);
+    } else {
+      finish_plain_bf16<kBlocks, K.phase == Phase::up>(args_, task, rows, column, staging, lane_,
+                                                       sums);
+    }
+  }
+
+  const Args& args_;
+  SharedStorage<K>& shared_;
+  TaskReader<K> reader_;
+  TileTask task_;
+  ScaleCursor scales_;
+  RingPosition ring_;
+  const int32_t steps_;
+  const int group_, warp_, lane_;
+  bool more_ = false;
+};
 
 /// Tuning::knobs is the instance. (The entry takes a type because the host compiler's half of nvcc
 /// 13.0 does not find a namespaced class-type argument of a kernel.)
@@ -125,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (K.gathers() || thread == 0) produce<K>(args, shared, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers(K)));
-    consume<K>(args.args, shared, group - 1, thread);
+    Consumer<K>(args.args, shared, group - 1, thread).run();
   }
   // The partner's last arrivals must find this block alive.
   if constexpr (K.cluster > 1) {

@@ -179,7 +179,6 @@ __device__ __forceinline__ void multiply_fp8(const Args& args, SharedStorage<K>&
 #pragma unroll
   for (int i = 0; i < 64; ++i) part[i] = sums.v[0][i] = sums.v[1][i] = 0.0f;
   ScaleTerms terms, next_terms;
-  scales.fetch(args, 0);
   acquire_stage<K>(shared, ring);
   terms.take(scales);
   scales.fetch(args, steps > 1 ? 1 : 0);

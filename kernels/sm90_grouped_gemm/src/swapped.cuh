@@ -36,13 +36,33 @@ struct SwappedBlock {
                        : (task.n_block * K.groups + group) * 2 + i) {}
 };
 
+/// Output rows of a task's rows lane / 2, lane / 2 + 16, ...: all asked for at once.
+template <int kRows>
+struct StripRows {
+  int32_t out_row[kRows / 16];
+
+  __device__ __forceinline__ StripRows(const Args& args, const TileTask& task, int lane) {
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) {
+      const int row = lane / 2 + 16 * i;
+      out_row[i] = task.first_row + row;
+      if (args.out_index != nullptr && row < task.num_rows) {
+        out_row[i] = __ldg(args.out_index + out_row[i]);
+      }
+    }
+  }
+};
+
 /// Writes a warp's 16 columns from `column` on: v[i] is column (i & 2 ? 8 : 0) + lane / 4, row
 /// i / 4 * 8 + lane % 4 * 2 + i % 2. Rows leave as 32 bytes each.
 template <int kRows>
-__device__ __forceinline__ void store_strip(const Args& args, const TileTask& task, int32_t column,
+__device__ __forceinline__ void store_strip(const Args& args, const TileTask& task,
+                                            const StripRows<kRows>& rows, int32_t column,
                                             uint8_t* staging, int lane,
                                             const float (&v)[kRows / 2]) {
   constexpr int kPart = kRows < 32 ? kRows : 32;
+  const int chunk = lane % 2;
+  uint8_t* const out = static_cast<uint8_t*>(args.out) + int64_t{column} * 2 + chunk * 16;
 #pragma unroll
   for (int base = 0; base < kRows; base += kPart) {
     if (base >= task.num_rows) break;
@@ -56,14 +76,12 @@ __device__ __forceinline__ void store_strip(const Args& args, const TileTask& ta
     }
     __syncwarp();
 #pragma unroll
-    for (int r = lane / 2; r < kPart; r += 16) {
-      if (base + r >= task.num_rows) continue;
-      int64_t out_row = task.first_row + base + r;
-      if (args.out_index != nullptr) out_row = __ldg(args.out_index + out_row);
-      const int chunk = lane % 2;
-      auto* out = static_cast<uint8_t*>(args.out) + out_row * args.out_row_bytes;
-      *reinterpret_cast<uint4*>(out + int64_t{column} * 2 + chunk * 16) =
-          *reinterpret_cast<const uint4*>(staging + r * 32 + (chunk ^ r / 4 % 2) * 16);
+    for (int r = 0; r < kPart; r += 16) {
+      const int row = r + lane / 2;
+      const uint4 piece =
+          *reinterpret_cast<const uint4*>(staging + row * 32 + (chunk ^ row / 4 % 2) * 16);
+      store_16_if(base + row < task.num_rows,
+                  out + rows.out_row[(base + r) / 16] * args.out_row_bytes, piece);
     }
     __syncwarp();
   }
@@ -89,14 +107,15 @@ struct ColumnTerms {
 
 template <int kRows>
 __device__ __forceinline__ void finish_gated_swapped(const Args& args, const TileTask& task,
-                                                     int32_t column, uint8_t* staging, int lane,
+                                                     const StripRows<kRows>& rows, int32_t column,
+                                                     uint8_t* staging, int lane,
                                                      SwappedSums<kRows>& sums) {
   if (column >= args.shape.columns) return;
   const ColumnTerms gate(args, args.weights.multipliers, args.gate_bias, task.expert, column, lane);
   const ColumnTerms up(args, args.weights.up_multipliers, args.up_bias, task.expert, column, lane);
-  const bool sigmoid = args.activation.form == EpilogueActivation::Form::sigmoid;
-  // One uniform branch for the common form in place of one a value.
-  if (sigmoid) {
+  // One uniform branch for the common forms in place of one a value: silu is a sigmoid one too.
+  if (args.activation.form == EpilogueActivation::Form::silu ||
+      args.activation.form == EpilogueActivation::Form::sigmoid) {
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) {
       sums.v[0][i] = apply_gated_sigmoid(args.activation, gate.apply(sums.v[0][i], i),
@@ -109,12 +128,13 @@ __device__ __forceinline__ void finish_gated_swapped(const Args& args, const Til
           apply_gated(args.activation, gate.apply(sums.v[0][i], i), up.apply(sums.v[1][i], i));
     }
   }
-  store_strip<kRows>(args, task, column, staging, lane, sums.v[0]);
+  store_strip<kRows>(args, task, rows, column, staging, lane, sums.v[0]);
 }
 
 template <int kRows>
 __device__ __forceinline__ void finish_plain_swapped(const Args& args, const TileTask& task,
-                                                     int32_t column, uint8_t* staging, int lane,
+                                                     const StripRows<kRows>& rows, int32_t column,
+                                                     uint8_t* staging, int lane,
                                                      float (&v)[kRows / 2]) {
   if (column >= args.shape.columns) return;
   const ColumnTerms terms(args, args.weights.multipliers, args.up_bias, task.expert, column, lane);
@@ -124,7 +144,7 @@ __device__ __forceinline__ void finish_plain_swapped(const Args& args, const Til
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) v[i] = apply_unary(args.activation, v[i]);
   }
-  store_strip<kRows>(args, task, column, staging, lane, v);
+  store_strip<kRows>(args, task, rows, column, staging, lane, v);
 }
 
 template <Knobs K, int kRows>
@@ -132,14 +152,15 @@ __device__ __forceinline__ void finish_swapped(const Args& args, const TileTask&
                                                int warp, int lane, uint8_t* staging,
                                                SwappedSums<kRows>& sums) {
   const int32_t in_tile = warp * kStripColumns;
+  const StripRows<kRows> rows(args, task, lane);
   if constexpr (K.gated()) {
     const int32_t column = SwappedBlock<K>(task, group, 0).tile * 64 + in_tile;
-    finish_gated_swapped<kRows>(args, task, column, staging, lane, sums);
+    finish_gated_swapped<kRows>(args, task, rows, column, staging, lane, sums);
   } else {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const int32_t column = SwappedBlock<K>(task, group, m).tile * 64 + in_tile;
-      finish_plain_swapped<kRows>(args, task, column, staging, lane, sums.v[m]);
+      finish_plain_swapped<kRows>(args, task, rows, column, staging, lane, sums.v[m]);
     }
   }
 }
