@@ -5,7 +5,9 @@
 //   bench_cuda [--models a,b] [--formats bf16,fp8,mxfp4,nvfp4,mxfp8] [--tokens 1,8,...]
 //              [--routing uniform,zipf] [--replays N] [--form auto|plain|few|shared] [--overlap
 //              0|1]
-//              [--decode 0|1] [--gather 0|1] [--steps]
+//              [--decode 0|1] [--steps]
+//
+//   bench_cuda --read-roof      reads 8 GiB, the measure of whatever streams weights
 //
 // --decode says which chain serves 8 tokens and less (0: split), instead of the members' choice.
 // --steps times the steps of the chain one by one (each in a graph of its own) as well.
@@ -55,7 +57,7 @@ struct Options {
   std::vector<int64_t> tokens{1, 8, 64, 512, 4096, 16384};
   moekit::experts::cuda::TaskForm form{};
   int replays = 25;
-  bool overlap = true, decode = true, choose = true, gather = true, steps = false;
+  bool overlap = true, decode = true, choose = true, steps = false, read_roof = false;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -87,6 +89,10 @@ Options parse(int argc, char** argv) {
       o.steps = true;
       continue;
     }
+    if (flag == "--read-roof") {
+      o.read_roof = true;
+      continue;
+    }
     const std::string value = i + 1 < argc ? argv[++i] : "";
     if (flag == "--models")
       o.models = split(value);
@@ -102,8 +108,6 @@ Options parse(int argc, char** argv) {
       o.overlap = value == "1";
     else if (flag == "--decode")
       o.decode = value == "1", o.choose = false;
-    else if (flag == "--gather")
-      o.gather = value == "1";
     else if (flag == "--tokens") {
       o.tokens.clear();
       for (const auto& t : split(value)) o.tokens.push_back(std::stoll(t));
@@ -155,6 +159,24 @@ __global__ void fill_panels(uint8_t* out, int64_t count, kernels::PanelFormat pa
     const bool code = i % panel.block_bytes() < panel.code_bytes();
     out[i] = static_cast<uint8_t>(code ? h : low + h % 8);
   }
+}
+
+/// Every thread reads 16 bytes at eight places at once.
+__global__ void read_all(const uint4* from, int64_t count, uint32_t* out) {
+  constexpr int kLoads = 8;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  uint32_t seen = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += kLoads * threads) {
+    uint4 v[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      v[j] = i + j * threads < count ? __ldcs(from + i + j * threads) : uint4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) seen ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (seen == 0x9e3779b9u) *out = seen;  // or nothing would be read
 }
 
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
@@ -330,6 +352,20 @@ Times time_graph(const std::function<void(cudaStream_t)>& enqueue, int calls, in
   return {at(0.5), at(0.05), at(0.95), us.front()};
 }
 
+void print_read_roof(int replays) {
+  constexpr int64_t kBytes = int64_t{8} << 30;
+  DeviceBuffer data(kBytes), out(4);
+  fill_f32<<<4096, 256>>>(data.as<float>(), kBytes / 4, 0.0f, 1.0f, 5);
+  const int sms = moekit::device::properties(0).num_sms;
+  const Times t = time_graph(
+      [&](cudaStream_t s) {
+        read_all<<<sms * 4, 512, 0, s>>>(data.as<uint4>(), kBytes / 16, out.as<uint32_t>());
+      },
+      1, replays);
+  std::printf("{\"roof\":\"hbm_read\",\"gbps\":%.0f,\"us\":%.1f,\"p5\":%.1f,\"p95\":%.1f}\n",
+              static_cast<double>(kBytes) / t.median * 1e-3, t.median, t.p5, t.p95);
+}
+
 void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const Options& o,
                  const std::vector<std::unique_ptr<Weights>>& copies) {
   const bool fp8 = format == Format::fp8_block;
@@ -344,14 +380,14 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   spec.num_sms = moekit::device::properties(0).num_sms;
   spec.form = o.form;
   spec.overlap = o.overlap;
-  spec.gather = o.gather;
   std::vector<Call> list(calls);
   double active = 0.0;
   // As the member does, unless --decode says which.
   const double read = kernels::expected_experts(m.experts, static_cast<double>(tokens * m.top_k)) *
                       expert_bytes(m, format);
-  const bool decode = o.decode && DecodeLayer::refusal(spec) == nullptr &&
-                      !(o.choose && fp8 && read > kernels::kFp8SplitBytes);
+  const bool decode =
+      o.decode && DecodeLayer::refusal(spec) == nullptr &&
+      !(o.choose && fp8 && read * static_cast<double>(tokens) > kernels::kFp8SplitBytes);
   for (int i = 0; i < calls; ++i) {
     Call& c = list[i];
     const auto ids = route(m, tokens, zipf, 1000 + i);
@@ -400,10 +436,10 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
       "{\"model\":\"%s\",\"format\":\"%s\",\"tokens\":%lld,\"routing\":\"%s\",\"us\":%.2f,"
       "\"p5\":%.2f,\"p95\":%.2f,\"min\":%.2f,\"tflops\":%.1f,\"gbps\":%.0f,\"floor_us\":%.2f,"
       "\"of_floor\":%.3f,\"active_experts\":%.1f,\"calls\":%d,\"copies\":%zu,\"form\":%d,"
-      "\"overlap\":%d,\"gather\":%d,\"chain\":\"%s\"",
+      "\"overlap\":%d,\"chain\":\"%s\"",
       m.name, name_of(format), static_cast<long long>(tokens), zipf ? "zipf1" : "uniform", t.median,
       t.p5, t.p95, t.least, flops / t.median * 1e-6, bytes / t.median * 1e-3, floor,
-      floor / t.median, active, calls, copies.size(), static_cast<int>(o.form), o.overlap, o.gather,
+      floor / t.median, active, calls, copies.size(), static_cast<int>(o.form), o.overlap,
       decode ? "decode" : "split");
   if (o.steps && !decode) {
     const std::pair<const char*, std::function<void(Call&, cudaStream_t)>> steps[] = {
@@ -413,7 +449,6 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
          [&](Call& c, cudaStream_t s) {
            if (fp8) c.layer->quantize(c.hidden.data(), tokens, nullptr, s);
          }},
-        {"sort", [&](Call& c, cudaStream_t s) { c.layer->sort(c.hidden.data(), s); }},
         {"gate_up", [&](Call& c, cudaStream_t s) { c.layer->gate_up(c.hidden.data(), tokens, s); }},
         {"down", [&](Call& c, cudaStream_t s) { c.layer->down(tokens, s); }},
         {"combine",
@@ -424,7 +459,6 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
     };
     for (const auto& [name, step] : steps) {
       if (!fp8 && std::strcmp(name, "quantize") == 0) continue;
-      if (o.gather && std::strcmp(name, "sort") == 0) continue;
       std::printf(",\"%s_us\":%.2f", name, time_graph(for_each_call(step), calls, 10).median);
     }
   }
@@ -437,6 +471,10 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
 int main(int argc, char** argv) {
   const Options o = parse(argc, argv);
   try {
+    if (o.read_roof) {
+      print_read_roof(o.replays);
+      return 0;
+    }
     for (const Model& m : kModels) {
       if (std::find(o.models.begin(), o.models.end(), m.name) == o.models.end()) continue;
       for (const std::string& name : o.formats) {

@@ -69,6 +69,10 @@ struct QuantizedRows {
   void* scales =
       nullptr;  ///< f32, e8m0 or e4m3, by format; nvfp4: then, 4-aligned, the f32 multiplier
   int64_t scale_row_bytes = 0;
+  /// fp8_block: where row r goes, slot_row[r * slots] to slot_row[r * slots + slots - 1] of an
+  /// Index (-1: nowhere), so that rows lie sorted by expert. Null: row r is row r.
+  const int32_t* slot_row = nullptr;
+  int32_t slots = 1;
 };
 
 /// The chains of docs/numerics.md, bit for bit. rows: [num_rows, width], row_bytes apart, aligned

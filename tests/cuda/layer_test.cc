@@ -238,8 +238,7 @@ struct DeviceLayer {
   std::unique_ptr<SplitLayer> layer;
   std::unique_ptr<DecodeLayer> decode;
 
-  DeviceLayer(const LayerCase& layer_case, const HostLayer& l, TaskForm form, bool overlap,
-              bool gather = true)
+  DeviceLayer(const LayerCase& layer_case, const HostLayer& l, TaskForm form, bool overlap)
       : c(layer_case),
         x(l.x),
         gate_up(l.gate_up),
@@ -267,7 +266,6 @@ struct DeviceLayer {
     spec.num_sms = device::properties(0).num_sms;
     spec.form = form;
     spec.overlap = overlap;
-    spec.gather = gather;
     workspace = std::make_unique<DeviceArray<uint8_t>>(
         std::max(SplitLayer::workspace_bytes(spec), DecodeLayer::workspace_bytes(spec)));
   }
@@ -435,9 +433,7 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
   std::vector<float> first;
   for (const TaskForm form : {TaskForm::plain, other_form(c.format)}) {
     for (const bool overlap : {false, true}) {
-      // Sorted rows: without a gate there is no instance.
-      const bool gather = (form == TaskForm::plain) != overlap || !c.activation.gated;
-      DeviceLayer device(c, host, form, overlap, gather);
+      DeviceLayer device(c, host, form, overlap);
       device.use_split();
       device.enqueue(nullptr);
       const auto got = device.result();

@@ -6,7 +6,6 @@ std::span<const Instance> bf16_gate_up_instances() {
   static const Instance table[] = {
       instance<Knobs{.format = Format::bf16, .phase = Phase::gate_up, .cluster = 1}>(),
       instance<Knobs{.format = Format::bf16, .phase = Phase::gate_up, .cluster = 2}>(),
-      instance<Knobs{.format = Format::bf16, .phase = Phase::gate_up, .gather = false}>(),
   };
   return table;
 }

@@ -4,9 +4,9 @@ namespace moekit::kernels::sm90_grouped_gemm {
 
 std::span<const Instance> fp8_gate_up_instances() {
   static const Instance table[] = {
-      instance<Knobs{.format = Format::fp8_block, .phase = Phase::gate_up, .cluster = 1}>(),
-      instance<Knobs{.format = Format::fp8_block, .phase = Phase::gate_up, .cluster = 2}>(),
-      instance<Knobs{.format = Format::fp8_block, .phase = Phase::gate_up, .gather = false}>(),
+      instance<Knobs{.format = Format::fp8_block, .phase = Phase::gate_up}>(),
+      instance<Knobs{
+          .format = Format::fp8_block, .phase = Phase::gate_up, .cluster = 2, .gather = false}>(),
   };
   return table;
 }

@@ -68,4 +68,21 @@ __device__ __forceinline__ bool is_finite(float x) {
 /// The larger magnitude; NaN wins.
 __device__ __forceinline__ float max_magnitude(float a, float b) { return b > a || b != b ? b : a; }
 
+inline constexpr float kScaleFloor = 7.88860905e-31f;  // 2^-100, as in src/quant/block.h
+
+__device__ __forceinline__ float fp8_scale(float amax, bool power_of_two) {
+  if (!is_finite(amax)) return __uint_as_float(0x7fc00000);
+  const float scale = fmaxf(__fdiv_rn(amax, 448.0f), kScaleFloor);
+  if (!power_of_two) return scale;
+  const uint32_t bits = __float_as_uint(scale);
+  return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);
+}
+
+__device__ __forceinline__ uint32_t encode4_e4m3(const float4& v, float divisor) {
+  if (divisor != divisor) return 0;
+  return encode_e4m3(__fdiv_rn(v.x, divisor)) | encode_e4m3(__fdiv_rn(v.y, divisor)) << 8 |
+         encode_e4m3(__fdiv_rn(v.z, divisor)) << 16 |
+         static_cast<uint32_t>(encode_e4m3(__fdiv_rn(v.w, divisor))) << 24;
+}
+
 }  // namespace moekit::kernels::smxx_moe

@@ -1,27 +1,17 @@
-// Row quantizers: a warp takes 128 columns at a time, four a lane, so that a scale group is the
-// warp (1x128), eight lanes (mx) or four (nvfp4), and its maximum a few shuffles. Exact divisions:
-// the bits are those of quant::encode_row.
+// Row quantizers, but for fp8_block (quantize_fp8_block.cu): a warp takes 128 columns at a time,
+// four a lane, so that a scale group is eight lanes (mx) or four (nvfp4), and its maximum a few
+// shuffles. Exact divisions: the bits are those of quant::encode_row.
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/live_count.cuh"
 #include "kernels/smxx_moe/api.h"
 #include "kernels/smxx_moe/src/floats.cuh"
+#include "kernels/smxx_moe/src/quantize.h"
 
 namespace moekit::kernels::smxx_moe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kScaleFloor = 7.88860905e-31f;  // 2^-100, as in src/quant/block.h
-
-struct QuantizeArgs {
-  const void* rows;
-  int64_t row_bytes;
-  int64_t num_rows;
-  const int32_t* live_rows;
-  QuantizedRows out;
-  bool independent_of_predecessor;
-};
-
 /// From L2: where nothing was waited for, L1 may still have what lay there before.
 template <RowType kType>
 __device__ __forceinline__ float4 load4(const void* row, int64_t column) {
@@ -56,21 +46,6 @@ __device__ float row_magnitude(const void* row, int64_t width, int lane) {
   for (int64_t c = lane * 4; c < width; c += 128)
     m = max_magnitude(m, magnitude(load4<kType>(row, c)));
   return group_magnitude<32>(m);
-}
-
-__device__ __forceinline__ float fp8_scale(float amax, bool power_of_two) {
-  if (!is_finite(amax)) return __uint_as_float(0x7fc00000);
-  const float scale = fmaxf(__fdiv_rn(amax, 448.0f), kScaleFloor);
-  if (!power_of_two) return scale;
-  const uint32_t bits = __float_as_uint(scale);
-  return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);
-}
-
-__device__ __forceinline__ uint32_t encode4_e4m3(const float4& v, float divisor) {
-  if (divisor != divisor) return 0;
-  return encode_e4m3(__fdiv_rn(v.x, divisor)) | encode_e4m3(__fdiv_rn(v.y, divisor)) << 8 |
-         encode_e4m3(__fdiv_rn(v.z, divisor)) << 16 |
-         static_cast<uint32_t>(encode_e4m3(__fdiv_rn(v.w, divisor))) << 24;
 }
 
 __device__ __forceinline__ uint16_t encode4_e2m1(float x, float y, float z, float w) {
@@ -171,10 +146,6 @@ __device__ __forceinline__ void quantize_columns(const QuantizeArgs& args, int64
   if constexpr (kFormat == fp8_tensor || kFormat == fp8_token) {
     if (inside) *reinterpret_cast<uint32_t*>(codes + c) = encode4_e4m3(v, shared.scale);
     if (base == 0 && lane == 0) *reinterpret_cast<float*>(scales) = shared.scale;
-  } else if constexpr (kFormat == fp8_block) {
-    const float scale = fp8_scale(group_magnitude<32>(magnitude(v)), scheme.ue8m0_scale);
-    if (inside) *reinterpret_cast<uint32_t*>(codes + c) = encode4_e4m3(v, scale);
-    if (lane == 0) reinterpret_cast<float*>(scales)[base / 128] = scale;
   } else if constexpr (kFormat == mxfp8 || kFormat == mxfp4) {
     const uint8_t byte = mx_scale(group_magnitude<8>(magnitude(v)), kFormat == mxfp8 ? 8 : 2);
     const float divisor = decode_e8m0(byte);
@@ -260,7 +231,7 @@ cudaError_t launch_format(const QuantizeArgs& args, cudaStream_t stream, bool ov
   switch (args.out.scheme.format) {
     case fp8_tensor: return launch(quantize_kernel<kType, fp8_tensor>, shape, args);
     case fp8_token: return launch(quantize_kernel<kType, fp8_token>, shape, args);
-    case fp8_block: return launch(quantize_kernel<kType, fp8_block>, shape, args);
+    case fp8_block: return launch_quantize_fp8_block(kType, args, stream, overlap);
     case mxfp8: return launch(quantize_kernel<kType, mxfp8>, shape, args);
     case mxfp4: return launch(quantize_kernel<kType, mxfp4>, shape, args);
     case nvfp4: return launch(quantize_kernel<kType, nvfp4>, shape, args);
@@ -309,7 +280,8 @@ __global__ void dequantize_kernel(const QuantizedRows in, int64_t num_rows, floa
 cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int64_t num_rows,
                           const int32_t* live_rows, const QuantizedRows& out, cudaStream_t stream,
                           bool overlap, bool independent_of_predecessor) {
-  if (out.width <= 0 || out.width % 16 != 0 || row_bytes % 16 != 0 || out.row_bytes % 4 != 0) {
+  if (out.width <= 0 || out.width % 16 != 0 || row_bytes % 16 != 0 || out.row_bytes % 4 != 0 ||
+      (out.slot_row != nullptr && out.scheme.format != ActivationFormat::fp8_block)) {
     return cudaErrorInvalidValue;
   }
   if (num_rows == 0) return cudaSuccess;

@@ -68,7 +68,7 @@ struct SplitLayer::Regions {
   Region offsets, row_slot, row_token, slot_row, counts, tasks[2], next_task;
   Region chunk_counts, pair_offsets, ticket;  // scratch of the index
   Region input, input_scales;                 // fp8: x quantized
-  Region sorted, sorted_scales;               // without gather: rows of x in sorted order
+  Region sorted_scales;                       // of those sorted by expert, which lie in out_rows
   Region inter, inter_scales;                 // h, rows sorted by expert
   Region out_rows;                            // y, one row a slot
   WorkspaceLayout layout;
@@ -99,10 +99,7 @@ struct SplitLayer::Regions {
       input = layout.add(checked_mul(spec.max_tokens, spec.hidden, "input rows"), 1);
       input_scales = layout.add(spec.max_tokens * ceil_div(spec.hidden, 128), 4);
       inter_scales = layout.add(slots * ceil_div(spec.inter, 128), 4);
-    }
-    if (!spec.gather) {
-      sorted = layout.add(checked_mul(slots, spec.hidden, "sorted rows"), bytes);
-      if (is_fp8(spec)) sorted_scales = layout.add(slots * ceil_div(spec.hidden, 128), 4);
+      sorted_scales = layout.add(slots * ceil_div(spec.hidden, 128), 4);
     }
     inter = layout.add(checked_mul(slots, spec.inter, "intermediate rows"), bytes);
     out_rows = layout.add(checked_mul(slots, spec.hidden, "slot rows"), 2);
@@ -174,35 +171,39 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
   down.out = r.out_rows.in<void>(base);
   down.out_row_bytes = int64_t{spec.hidden} * 2;
   down.out_index = index_.row_slot;
-  if (!spec.gather) {
-    up.rows = r.sorted.in<void>(base);
-    up.max_rows = slots;
-    up.row_index = nullptr;
-  }
   if (is_fp8(spec)) {
-    up.row_scales = (spec.gather ? r.input_scales : r.sorted_scales).in<float>(base);
+    up.row_scales = r.input_scales.in<float>(base);
     up.row_scale_stride = ceil_div(spec.hidden, 128);
     up.out_scales = r.inter_scales.in<float>(base);
     up.out_scale_stride = ceil_div(spec.inter, 128);
     down.row_scales = up.out_scales;
     down.row_scale_stride = up.out_scale_stride;
   }
-  gate_up_ = make_gemm(spec, up);
-  down_ = make_gemm(spec, down);
+  gemm::Args sorted_up = up;
+  if (is_fp8(spec)) {
+    sorted_up.rows = r.out_rows.in<void>(base);
+    sorted_up.max_rows = slots;
+    sorted_up.row_index = nullptr;
+    sorted_up.row_scales = r.sorted_scales.in<float>(base);
+  }
+  gate_up_ = make_gemm(spec, up, sorted_up);
+  down_ = make_gemm(spec, down, down);
 }
 
-SplitLayer::Gemm SplitLayer::make_gemm(const SplitLayerSpec& spec, gemm::Args args) {
+SplitLayer::Gemm SplitLayer::make_gemm(const SplitLayerSpec& spec, const gemm::Args& plain,
+                                       const gemm::Args& shared) {
   Gemm g;
-  g.shape = args.shape;
-  const auto make = [&](bool cluster, gemm::Launch& launch) {
+  g.shape = plain.shape;
+  const auto make = [&](const gemm::Args& args, bool cluster, gemm::Launch& launch) {
     check_cuda(gemm::Launch::make(args, spec.num_sms, cluster, &launch), "sm90 GEMM");
   };
-  make(false, g.plain);
+  make(plain, false, g.plain);
   if (gemm::has_short_tasks(spec.format)) {
-    args.shape.short_tasks = true;
-    make(false, g.other);
+    gemm::Args few = plain;
+    few.shape.short_tasks = true;
+    make(few, false, g.other);
   } else if (!kernels::in_panels(spec.format)) {
-    make(true, g.other);
+    make(shared, true, g.other);
   }
   return g;
 }
@@ -224,40 +225,34 @@ void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* li
              "index kernel");
 }
 
+bool SplitLayer::sorts_rows(int64_t num_tokens) const {
+  return is_fp8(spec_) && form_for(spec_, gate_up_.shape, num_tokens) == TaskForm::shared;
+}
+
 void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
                           cudaStream_t stream, rows::RowType type, bool beside_index) const {
   const Regions r(spec_);
+  const bool sorts = sorts_rows(num_tokens);
   rows::QuantizedRows out;
   out.scheme.format = ActivationFormat::fp8_block;
   out.width = spec_.hidden;
-  out.codes = r.input.in<void>(workspace_);
+  out.codes = (sorts ? r.out_rows : r.input).in<void>(workspace_);
   out.row_bytes = spec_.hidden;
-  out.scales = r.input_scales.in<void>(workspace_);
+  out.scales = (sorts ? r.sorted_scales : r.input_scales).in<void>(workspace_);
   out.scale_row_bytes = ceil_div(spec_.hidden, 128) * 4;
+  if (sorts) {
+    out.slot_row = index_.slot_row;
+    out.slots = spec_.top_k;
+  }
   const int64_t row_bytes = int64_t{spec_.hidden} * (type == rows::RowType::f32 ? 4 : 2);
   check_cuda(rows::quantize_rows(hidden, type, row_bytes, num_tokens, live_tokens, out, stream,
-                                 spec_.overlap, beside_index),
+                                 spec_.overlap, beside_index && !sorts),
              "quantize kernel");
 }
 
-void SplitLayer::sort(const void* hidden, cudaStream_t stream) const {
-  const Regions r(spec_);
-  const int64_t slots = spec_.max_tokens * spec_.top_k;
-  const void* from = is_fp8(spec_) ? r.input.in<void>(workspace_) : hidden;
-  check_cuda(rows::gather_rows(from, spec_.hidden * element_bytes(spec_), index_, slots,
-                               r.sorted.in<void>(workspace_), stream, spec_.overlap),
-             "gather kernel");
-  if (!is_fp8(spec_)) return;
-  check_cuda(
-      rows::gather_rows(r.input_scales.in<void>(workspace_), ceil_div(spec_.hidden, 128) * 4,
-                        index_, slots, r.sorted_scales.in<void>(workspace_), stream, spec_.overlap),
-      "gather kernel");
-}
-
 void SplitLayer::gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const {
-  const bool direct = spec_.gather && !is_fp8(spec_);
-  check_cuda(launch(gate_up_, num_tokens).run(stream, spec_.overlap, direct ? hidden : nullptr),
-             "sm90 gate_up");
+  const void* rows = is_fp8(spec_) ? nullptr : hidden;
+  check_cuda(launch(gate_up_, num_tokens).run(stream, spec_.overlap, rows), "sm90 gate_up");
 }
 
 void SplitLayer::down(int64_t num_tokens, cudaStream_t stream) const {
@@ -287,10 +282,6 @@ void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weight
   if (is_fp8(spec_)) {
     quantize(hidden, num_tokens, live_tokens, stream, types.in, /*beside_index=*/true);
     mark(clock, Stage::quantize);
-  }
-  if (!spec_.gather) {
-    sort(hidden, stream);
-    mark(clock, Stage::index);
   }
   gate_up(hidden, num_tokens, stream);
   mark(clock, Stage::gemm1);

@@ -32,9 +32,6 @@ struct SplitLayerSpec {
   int num_sms = 0;
   TaskForm form = TaskForm::automatic;
   bool overlap = true;  ///< programmatic dependent launches: a knob, never changes bits
-  /// Rows gathered by the GEMM's loads; else copied in sorted order first, which costs a pass over
-  /// them and lets TMA load them. A knob.
-  bool gather = true;
 };
 
 class StageClock;
@@ -81,7 +78,6 @@ class SplitLayer {
                 cudaStream_t stream,
                 kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16,
                 bool beside_index = false) const;
-  void sort(const void* hidden, cudaStream_t stream) const;  ///< where !spec.gather
   void gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const;
   void down(int64_t num_tokens, cudaStream_t stream) const;
   void combine(const int32_t* ids, const float* weights, int64_t num_tokens,
@@ -96,7 +92,11 @@ class SplitLayer {
     kernels::sm90_grouped_gemm::Launch plain;
     kernels::sm90_grouped_gemm::Launch other;  ///< few or shared
   };
-  static Gemm make_gemm(const SplitLayerSpec& spec, kernels::sm90_grouped_gemm::Args args);
+  static Gemm make_gemm(const SplitLayerSpec& spec, const kernels::sm90_grouped_gemm::Args& plain,
+                        const kernels::sm90_grouped_gemm::Args& shared);
+  /// fp8 calls whose tasks share weight tiles quantize rows into the order of the experts, once for
+  /// every slot, so that TMA loads them; others find them through the index.
+  bool sorts_rows(int64_t num_tokens) const;
   const kernels::sm90_grouped_gemm::Launch& launch(const Gemm& gemm, int64_t num_tokens) const;
 
   SplitLayerSpec spec_;
