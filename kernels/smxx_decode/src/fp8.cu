@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                      tokens, store);
 }
 
-template <int kStages>
+template <int kStages, int kBatch>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     fp8_down_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t fp8_shared[];
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   const SharedParts<Source, kStages> parts(fp8_shared);
   release_dependents();
   find_chosen(args, routed_expert(args), chosen);
-  IntermediateCodes tokens(args, chosen, share);
+  IntermediateCodes<kBatch> tokens(args, chosen, share);
   if (threadIdx.x == 0) {
     share.fill(chosen, args.hidden / Source::kStripColumns, tokens.blocks, Source::kStepBlocks);
   }
@@ -74,17 +74,41 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 
 constexpr int kFew = decode_fp8_stages(false);
 constexpr int kMany = decode_fp8_stages(true);
+constexpr int kDeep = kDecodeFp8Deep;
 
-/// Whether rings have many stages, and the shared memory, with `tokens` rows in it.
+/// How many stages rings have, and the shared memory, with `tokens` rows in it.
 struct Shape {
-  bool many = false;
+  int stages = kFew;
   int64_t bytes = 0;
 
   Shape(const Args& args, int32_t tokens, const Room& room) {
-    many = room.takes(decode_fp8_shared_bytes(tokens, args.hidden, kMany));
-    bytes = decode_fp8_shared_bytes(tokens, args.hidden, many ? kMany : kFew);
+    const int64_t most = int64_t{args.num_tokens} * args.top_k;
+    const int64_t experts = most < args.num_experts ? most : args.num_experts;
+    const bool deep =
+        experts * (args.gate_up.expert_bytes + args.down.expert_bytes) > kDecodeFp8DeepBytes;
+    for (const int depth : {kDeep, kMany, kFew}) {
+      stages = depth;
+      bytes = decode_fp8_shared_bytes(tokens, args.hidden, depth);
+      if ((deep || depth != kDeep) && room.takes(bytes)) break;
+    }
   }
 };
+
+template <bool kGated>
+auto gate_up_kernel(int stages) {
+  return stages == kDeep   ? fp8_gate_up_kernel<kGated, kDeep>
+         : stages == kMany ? fp8_gate_up_kernel<kGated, kMany>
+                           : fp8_gate_up_kernel<kGated, kFew>;
+}
+/// Rows of many blocks are quantized eight blocks a warp at a time; for others the code of that
+/// would cost more, cold, than it saves.
+auto down_kernel(int stages, int32_t inter) {
+  const bool long_rows = inter > 4 * kWarps * kFp8Block;
+  return stages == kDeep && long_rows ? fp8_down_kernel<kDeep, 8>
+         : stages == kDeep            ? fp8_down_kernel<kDeep, 4>
+         : stages == kMany            ? fp8_down_kernel<kMany, 4>
+                                      : fp8_down_kernel<kFew, 4>;
+}
 
 }  // namespace
 
@@ -102,9 +126,7 @@ cudaError_t fp8_gate_up(const Args& args, cudaStream_t stream, bool overlap) {
   if (status != cudaSuccess) return status;
   const Shape shape(args, args.num_tokens, room);
   const auto kernel =
-      args.gated
-          ? (shape.many ? fp8_gate_up_kernel<true, kMany> : fp8_gate_up_kernel<true, kFew>)
-          : (shape.many ? fp8_gate_up_kernel<false, kMany> : fp8_gate_up_kernel<false, kFew>);
+      args.gated ? gate_up_kernel<true>(shape.stages) : gate_up_kernel<false>(shape.stages);
   return launch_rings(kernel, args, room.alone(shape.bytes), stream, overlap);
 }
 
@@ -114,7 +136,7 @@ cudaError_t fp8_down(const Args& args, cudaStream_t stream, bool overlap) {
   if (status != cudaSuccess) return status;
   const Shape shape(args, 0, room);
   const int64_t gate_up_bytes = room.alone(Shape(args, args.num_tokens, room).bytes);
-  return launch_rings(shape.many ? fp8_down_kernel<kMany> : fp8_down_kernel<kFew>, args,
+  return launch_rings(down_kernel(shape.stages, args.inter), args,
                       room.beside(gate_up_bytes, shape.bytes), stream, overlap);
 }
 

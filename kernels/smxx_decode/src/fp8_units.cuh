@@ -69,14 +69,17 @@ class Fp8Source {
   __device__ static __forceinline__ void multiply(const uint8_t* slot, int lane,
                                                   const Fp8Words& words, Tokens&,
                                                   float (&sums)[kSums][4]) {
-    float part[4] = {};
+    float parts[2][4] = {};  // chains of products that do not wait for each other
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint8_t* at = slot + fp8_step_place(lane / 4, half * 4 + lane % 4);
-      multiply_step<OperandFormat::fp8_block>(part, *reinterpret_cast<const uint4*>(at),
+      multiply_step<OperandFormat::fp8_block>(parts[half], *reinterpret_cast<const uint4*>(at),
                                               *reinterpret_cast<const uint4*>(at + 8 * kFp8Block),
                                               words.codes[half]);
     }
+    float part[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) part[i] = parts[0][i] + parts[1][i];
     const float2 scale = *reinterpret_cast<const float2*>(slot + kCodeBytes);
     sums[0][0] = fmaf(part[0], words.scales[0] * scale.x, sums[0][0]);
     sums[0][1] = fmaf(part[1], words.scales[1] * scale.x, sums[0][1]);
@@ -135,7 +138,8 @@ struct StagedCodes {
 };
 
 /// Codes of h in memory (L1 keeps them). Each thread block makes those that it needs, of h in f32:
-/// many may write the same bytes to the same place.
+/// many may write the same bytes to the same place. kBatch: see quantize_blocks().
+template <int kBatch>
 struct IntermediateCodes {
   using Words = Fp8Words;
   const Args& args;
@@ -200,10 +204,8 @@ struct IntermediateCodes {
     }
     // Row and block of the i-th block of these slots.
     auto slot_of = [&](int32_t i, int32_t& block) {
-      const int32_t row = i / blocks;
-      block = i - row * blocks;
       uint64_t mask = slots;
-      for (int32_t j = 0; j < row; ++j) mask &= mask - 1;
+      for (block = i; block >= blocks; block -= blocks) mask &= mask - 1;
       return __ffsll(static_cast<long long>(mask)) - 1;
     };
     auto load = [&](int32_t i, float(&v)[4]) {
@@ -218,16 +220,17 @@ struct IntermediateCodes {
       v[2] = four.z;
       v[3] = four.w;
     };
-    quantize_blocks(__popcll(slots) * blocks, load, [&](int32_t i, uint32_t codes, float scale) {
-      int32_t block;
-      const int32_t slot = slot_of(i, block);
-      const int32_t column = block * kFp8Block + lane * 4;
-      if (lane == 0) args.h_scales[slot * blocks + block] = scale;
-      if (column < args.inter) {
-        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(args.h) + slot * args.inter + column) =
-            codes;
-      }
-    });
+    quantize_blocks<kBatch>(__popcll(slots) * blocks, load,
+                            [&](int32_t i, uint32_t codes, float scale) {
+                              int32_t block;
+                              const int32_t slot = slot_of(i, block);
+                              const int32_t column = block * kFp8Block + lane * 4;
+                              if (lane == 0) args.h_scales[slot * blocks + block] = scale;
+                              if (column < args.inter) {
+                                *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(args.h) +
+                                                             slot * args.inter + column) = codes;
+                              }
+                            });
   }
 };
 

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/quotients.cuh"
 #include "kernels/common/weight_view.h"
 
 namespace moekit::kernels::smxx_decode {
@@ -96,17 +97,25 @@ __device__ __forceinline__ void multiply_step(float (&c)[4], const uint4& low, c
   }
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
-
 /// Scale of a 1x128 block: amax / 448 with the row codec's floor, NaN where a value is not finite.
 __device__ __forceinline__ float block_scale(float amax) {
   if ((__float_as_uint(amax) & 0x7f800000u) == 0x7f800000u) return __uint_as_float(0x7fc00000);
-  return fmaxf(__fdiv_rn(amax, 448.0f), 7.88860905e-31f);
+  const Quotients by_top(448.0f);
+  const float scale =
+      amax > 0x1p-60f && amax < 0x1p100f ? by_top.of(amax) : __fdiv_rn(amax, 448.0f);
+  return fmaxf(scale, 7.88860905e-31f);
 }
 
 /// Codes of four values under a scale, first value lowest; zeros under a NaN scale.
 __device__ __forceinline__ uint32_t encode4(const float* x, float scale) {
   if (scale != scale) return 0;
+  const Quotients by(scale);
+  if (by.covered()) {
+    return __nv_cvt_float2_to_fp8x2({by.of(x[0]), by.of(x[1])}, __NV_SATFINITE, __NV_E4M3) |
+           static_cast<uint32_t>(
+               __nv_cvt_float2_to_fp8x2({by.of(x[2]), by.of(x[3])}, __NV_SATFINITE, __NV_E4M3))
+               << 16;
+  }
   const float2 a{__fdiv_rn(x[0], scale), __fdiv_rn(x[1], scale)};
   const float2 b{__fdiv_rn(x[2], scale), __fdiv_rn(x[3], scale)};
   return __nv_cvt_float2_to_fp8x2(a, __NV_SATFINITE, __NV_E4M3) |

@@ -173,12 +173,11 @@ struct StagedTokens {
   }
 };
 
-/// Blocks of 128 columns to codes and scales, a warp each, four under way: load(block, v) for the
+/// Blocks of 128 columns to codes and scales, a warp each, kBatch under way: load(block, v) for the
 /// lane's four columns, store(block, codes, scale) of them. Whole thread blocks.
-template <typename Load, typename Store>
+template <int kBatch, typename Load, typename Store>
 __device__ __forceinline__ void quantize_blocks(int32_t count, const Load& load,
                                                 const Store& store) {
-  constexpr int kBatch = 4;
   for (int32_t first = threadIdx.x / 32; first < count; first += kBatch * kWarps) {
     float v[kBatch][4];
 #pragma unroll
@@ -188,16 +187,25 @@ __device__ __forceinline__ void quantize_blocks(int32_t count, const Load& load,
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       if (first + j * kWarps >= count) break;
-      float amax =
-          larger(larger(fabsf(v[j][0]), fabsf(v[j][1])), larger(fabsf(v[j][2]), fabsf(v[j][3])));
+      float amax = max_or_nan(max_or_nan(fabsf(v[j][0]), fabsf(v[j][1])),
+                              max_or_nan(fabsf(v[j][2]), fabsf(v[j][3])));
 #pragma unroll
       for (int step = 16; step > 0; step /= 2)
-        amax = larger(amax, __shfl_xor_sync(kAll, amax, step));
+        amax = max_or_nan(amax, __shfl_xor_sync(kAll, amax, step));
       const float scale = block_scale(amax);
       store(first + j * kWarps, encode4(v[j], scale), scale);
     }
   }
 }
+
+/// Row and block of block i of rows of `blocks` blocks, few rows: without a division.
+struct RowBlock {
+  int32_t row = 0, block;
+
+  __device__ __forceinline__ RowBlock(int32_t i, int32_t blocks) : block(i) {
+    for (; block >= blocks; block -= blocks) ++row;
+  }
+};
 
 /// Codes of x, `width` columns a row (those past hidden are zero), and a scale for each of `blocks`
 /// blocks of a row.
@@ -206,21 +214,23 @@ __device__ __forceinline__ void stage_codes(const Args& args, uint8_t* rows, int
   const auto* x = static_cast<const __nv_bfloat16*>(args.x);
   const int lane = threadIdx.x % 32;
   auto load = [&](int32_t i, float(&v)[4]) {
-    const int32_t token = i / blocks, column = (i - token * blocks) * 128 + lane * 4;
+    const RowBlock at(i, blocks);
+    const int32_t column = at.block * 128 + lane * 4;
     uint2 raw{0, 0};
     if (column < args.hidden) {
       raw = __ldg(
-          reinterpret_cast<const uint2*>(x + static_cast<int64_t>(token) * args.hidden + column));
+          reinterpret_cast<const uint2*>(x + static_cast<int64_t>(at.row) * args.hidden + column));
     }
     v[0] = __uint_as_float(raw.x << 16);
     v[1] = __uint_as_float(raw.x & 0xffff0000u);
     v[2] = __uint_as_float(raw.y << 16);
     v[3] = __uint_as_float(raw.y & 0xffff0000u);
   };
-  quantize_blocks(args.num_tokens * blocks, load, [&](int32_t i, uint32_t codes, float scale) {
-    const int32_t token = i / blocks, column = (i - token * blocks) * 128 + lane * 4;
+  quantize_blocks<4>(args.num_tokens * blocks, load, [&](int32_t i, uint32_t codes, float scale) {
+    const RowBlock at(i, blocks);
+    const int32_t column = at.block * 128 + lane * 4;
     if (lane == 0) scales[i] = scale;
-    if (column < width) *reinterpret_cast<uint32_t*>(rows + token * row_bytes + column) = codes;
+    if (column < width) *reinterpret_cast<uint32_t*>(rows + at.row * row_bytes + column) = codes;
   });
 }
 
