@@ -57,8 +57,10 @@ stage_sanitize() {
   done
 }
 
-# Dense rate of the machine, sustained: the measure of prefill. Needs torch; skipped without it.
+# What the machine can do: bytes read, the measure of few tokens; dense products, sustained, the measure of prefill.
+# The latter needs torch; skipped without it.
 stage_roof() {
+  "$BUILD/bench/cuda/bench_cuda" --read-roof | tee "$OUT/read_roof.json"
   if ! python3 -c 'import torch' 2>/dev/null; then echo "roof: no torch here, skipped"; return 0; fi
   python3 tools/dense_roof.py | tee "$OUT/roof.json"
 }
