@@ -21,8 +21,8 @@ namespace moekit::comm {
 class Messages {
  public:
   virtual ~Messages() = default;
-  /// Takes back what was started and has not ended. False when a send may go on reading its buffer
-  /// for ever after. The last call.
+  /// Takes back what was started and has not ended. False when a send may go on reading its buffer,
+  /// or a message that has come in part writing to its own, for ever after. The last call.
   virtual bool end() noexcept = 0;
   /// A new operation, not started; its number counts from 0. A `synchronous` send ends when the
   /// receiver has taken it, another one when its buffer may be reused.

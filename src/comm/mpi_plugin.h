@@ -41,7 +41,8 @@ struct moekit_mpi_plugin {
   int (*start_operation)(struct moekit_mpi_operations* operations, int number);
   /* MPI_Testsome: the numbers of those that have ended since the last call. */
   int (*poll)(struct moekit_mpi_operations* operations, const int** ended, int* count);
-  /* Takes started receives back. Returns how many sends go on: their buffers have to stay. */
+  /* Takes started receives back. Returns how many operations go on, sends and receives whose
+     message has come in part: their buffers have to stay. */
   int (*disconnect)(struct moekit_mpi_operations* operations);
 };
 

@@ -188,14 +188,14 @@ int disconnect(moekit_mpi_operations* operations) {
   if (running()) {
     for (size_t i = 0; i < operations->requests.size(); ++i) {
       MPI_Request& request = operations->requests[i];
-      if (operations->active[i] != 0 && operations->receives[i] != 0) {
-        // Ends here: either the message had come, or it is taken back.
-        if (MPI_Cancel(&request) == MPI_SUCCESS) MPI_Wait(&request, MPI_STATUS_IGNORE);
-      } else if (operations->active[i] != 0) {
+      if (operations->active[i] != 0) {
+        // A receive ends here if its message has come, or has not begun to come: then it is taken
+        // back. Of a sender that has left MPI's calls the rest of a message may never come.
+        if (operations->receives[i] != 0) MPI_Cancel(&request);
         int done = 0;
         if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) ++going_on;
       }
-      // A send that is under way goes on; MPI forgets the operation when it has ended.
+      // What is under way goes on; MPI forgets the operation when it has ended.
       MPI_Request_free(&request);
     }
   }
