@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "device/cuda/device.h"
+#include "device/cuda/read_probe.h"
 #include "experts/cuda/decode_layer.h"
 #include "experts/cuda/split_layer.h"
 
@@ -159,24 +160,6 @@ __global__ void fill_panels(uint8_t* out, int64_t count, kernels::PanelFormat pa
     const bool code = i % panel.block_bytes() < panel.code_bytes();
     out[i] = static_cast<uint8_t>(code ? h : low + h % 8);
   }
-}
-
-/// Every thread reads 16 bytes at eight places at once.
-__global__ void read_all(const uint4* from, int64_t count, uint32_t* out) {
-  constexpr int kLoads = 8;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  uint32_t seen = 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += kLoads * threads) {
-    uint4 v[kLoads];
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      v[j] = i + j * threads < count ? __ldcs(from + i + j * threads) : uint4{0, 0, 0, 0};
-    }
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) seen ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-  }
-  if (seen == 0x9e3779b9u) *out = seen;  // or nothing would be read
 }
 
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
@@ -352,14 +335,16 @@ Times time_graph(const std::function<void(cudaStream_t)>& enqueue, int calls, in
   return {at(0.5), at(0.05), at(0.95), us.front()};
 }
 
+/// By the kernels of the probe that `moekit bench` has, timed as all points are.
 void print_read_roof(int replays) {
   constexpr int64_t kBytes = int64_t{8} << 30;
-  DeviceBuffer data(kBytes), out(4);
-  fill_f32<<<4096, 256>>>(data.as<float>(), kBytes / 4, 0.0f, 1.0f, 5);
-  const int sms = moekit::device::properties(0).num_sms;
+  const DeviceBuffer data(kBytes), out(4);
+  check_cuda(moekit::device::fill_all(data.data(), kBytes, nullptr), "fill");
+  const int blocks = moekit::device::properties(0).num_sms * 4;
   const Times t = time_graph(
       [&](cudaStream_t s) {
-        read_all<<<sms * 4, 512, 0, s>>>(data.as<uint4>(), kBytes / 16, out.as<uint32_t>());
+        check_cuda(moekit::device::read_all(data.data(), kBytes, blocks, out.as<uint32_t>(), s),
+                   "read");
       },
       1, replays);
   std::printf("{\"roof\":\"hbm_read\",\"gbps\":%.0f,\"us\":%.1f,\"p5\":%.1f,\"p95\":%.1f}\n",
@@ -385,9 +370,8 @@ void bench_point(const Model& m, Format format, int64_t tokens, bool zipf, const
   // As the member does, unless --decode says which.
   const double read = kernels::expected_experts(m.experts, static_cast<double>(tokens * m.top_k)) *
                       expert_bytes(m, format);
-  const bool decode =
-      o.decode && DecodeLayer::refusal(spec) == nullptr &&
-      !(o.choose && fp8 && read * static_cast<double>(tokens) > kernels::kFp8SplitBytes);
+  const bool decode = o.decode && DecodeLayer::refusal(spec) == nullptr &&
+                      !(o.choose && fp8 && kernels::fp8_takes_split_chain(read, tokens));
   for (int i = 0; i < calls; ++i) {
     Call& c = list[i];
     const auto ids = route(m, tokens, zipf, 1000 + i);

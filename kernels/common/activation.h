@@ -16,7 +16,8 @@ struct EpilogueActivation {
   enum class Form : int32_t {
     none,     ///< f(x) = x
     silu,     ///< f(x) = x * sigmoid(x), neither limit nor shift: what most layers have
-    sigmoid,  ///< f(x) = x * sigmoid(x * (linear + cubic * x^2)): silu, swiglu_oai, gelu_tanh
+    sigmoid,  ///< f(x) = x * sigmoid(x * (linear + cubic * x^2)): silu with a limit, swiglu_oai,
+              ///< gelu_tanh
     erf,      ///< f(x) = x/2 * (1 + erf(x / sqrt(2)))
     relu2,    ///< f(x) = max(0, x)^2
   };

@@ -28,10 +28,12 @@ inline constexpr Limits kGroupedGemmLimits{
 inline constexpr Limits kDecodeLimits{
     .size_multiple = 32, .max_tokens = 8, .max_slots = 64, .max_elements = 100000};
 
-/// Bytes of fp8 weights that a call of few tokens reads, times its tokens, beyond which the split
-/// chain is the faster one, on an H200 (docs/performance-gpu.md): it streams them better and makes
-/// the tokens' codes once, decode has fewer launches.
-inline constexpr double kFp8SplitBytes = 0.9e9;
+/// Whether the split chain is the faster one for an fp8 call of few tokens that reads so many bytes
+/// of weights, on an H200 (docs/performance-gpu.md): it streams them better and makes the tokens'
+/// codes once, decode has fewer launches.
+constexpr bool fp8_takes_split_chain(double bytes, int64_t num_tokens) {
+  return bytes * static_cast<double>(num_tokens) > 0.9e9;
+}
 
 /// Of `experts`, how many `slots` choices hit on average, if all are as likely.
 inline double expected_experts(double experts, double slots) {
@@ -67,13 +69,8 @@ constexpr int64_t decode_panel_shared_bytes(OperandFormat format, int64_t tokens
 }
 
 /// The same of fp8 weights, which lie in rows: a step is 16 rows of 128 columns and the scales of
-/// two blocks. gate_up takes the kernel without rings (decode_shared_bytes()) where the few do not
-/// fit.
-constexpr int32_t decode_fp8_stages(bool many) { return many ? 3 : 2; }
-/// Calls that read more than this have kDecodeFp8Deep stages where those fit: a block of down then
-/// finds no room beside one of gate_up, which costs less than streams with gaps do.
-inline constexpr int64_t kDecodeFp8DeepBytes = 48 << 20;
-inline constexpr int32_t kDecodeFp8Deep = 4;
+/// two blocks. gate_up takes the kernel without rings (decode_shared_bytes()) where the fewest
+/// stages do not fit.
 inline constexpr int32_t kFp8StepBytes = 16 * 128 + 16;
 constexpr int64_t decode_fp8_shared_bytes(int64_t tokens, int32_t hidden, int32_t stages) {
   const int64_t row = panel_row_elements(hidden);

@@ -1,5 +1,7 @@
-// Many divisions by one divisor, and the maximum that quantizers take.
+// What quantizers of fp8 share: many divisions by one divisor, and the maximum they start with.
 #pragma once
+
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -28,6 +30,14 @@ class Quotients {
  private:
   float divisor_, inverse_;
 };
+
+/// e4m3 codes of four covered quotients, the first one lowest.
+__device__ __forceinline__ uint32_t encode4_e4m3(const Quotients& by, float x0, float x1, float x2,
+                                                 float x3) {
+  const auto low = __nv_cvt_float2_to_fp8x2({by.of(x0), by.of(x1)}, __NV_SATFINITE, __NV_E4M3);
+  const auto high = __nv_cvt_float2_to_fp8x2({by.of(x2), by.of(x3)}, __NV_SATFINITE, __NV_E4M3);
+  return low | static_cast<uint32_t>(high) << 16;
+}
 
 /// The larger one, or NaN where one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {

@@ -59,7 +59,8 @@ cudaError_t build_index(const int32_t* ids, int64_t num_tokens, const int32_t* l
 enum class RowType : int32_t { f32, bf16 };
 
 /// Codes and scales of quantized rows, as RowFormat orders them: row r's codes at codes + r *
-/// row_bytes, its scales at scales + r * scale_row_bytes.
+/// row_bytes, its scales at scales + r * scale_row_bytes. `codes` and row_bytes are multiples of 4,
+/// of fp8_block of 8, for which quantize_rows() stores eight codes at a time.
 struct QuantizedRows {
   ActivationScheme scheme;
   float static_scale = 1.0f;

@@ -72,9 +72,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                      tokens, store);
 }
 
-constexpr int kFew = decode_fp8_stages(false);
-constexpr int kMany = decode_fp8_stages(true);
-constexpr int kDeep = kDecodeFp8Deep;
+// Stages of a ring. With the deep ones a block of down finds no room beside one of gate_up, which
+// costs less than streams with gaps do where a call reads more than kDeepBytes.
+constexpr int kDeep = 4, kMany = 3, kFew = 2;
+constexpr int64_t kDeepBytes = 48 << 20;
 
 /// How many stages rings have, and the shared memory, with `tokens` rows in it.
 struct Shape {
@@ -84,8 +85,7 @@ struct Shape {
   Shape(const Args& args, int32_t tokens, const Room& room) {
     const int64_t most = int64_t{args.num_tokens} * args.top_k;
     const int64_t experts = most < args.num_experts ? most : args.num_experts;
-    const bool deep =
-        experts * (args.gate_up.expert_bytes + args.down.expert_bytes) > kDecodeFp8DeepBytes;
+    const bool deep = experts * (args.gate_up.expert_bytes + args.down.expert_bytes) > kDeepBytes;
     for (const int depth : {kDeep, kMany, kFew}) {
       stages = depth;
       bytes = decode_fp8_shared_bytes(tokens, args.hidden, depth);

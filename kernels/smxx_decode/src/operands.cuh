@@ -110,12 +110,7 @@ __device__ __forceinline__ float block_scale(float amax) {
 __device__ __forceinline__ uint32_t encode4(const float* x, float scale) {
   if (scale != scale) return 0;
   const Quotients by(scale);
-  if (by.covered()) {
-    return __nv_cvt_float2_to_fp8x2({by.of(x[0]), by.of(x[1])}, __NV_SATFINITE, __NV_E4M3) |
-           static_cast<uint32_t>(
-               __nv_cvt_float2_to_fp8x2({by.of(x[2]), by.of(x[3])}, __NV_SATFINITE, __NV_E4M3))
-               << 16;
-  }
+  if (by.covered()) return encode4_e4m3(by, x[0], x[1], x[2], x[3]);
   const float2 a{__fdiv_rn(x[0], scale), __fdiv_rn(x[1], scale)};
   const float2 b{__fdiv_rn(x[2], scale), __fdiv_rn(x[3], scale)};
   return __nv_cvt_float2_to_fp8x2(a, __NV_SATFINITE, __NV_E4M3) |

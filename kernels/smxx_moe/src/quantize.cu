@@ -1,17 +1,14 @@
 // Row quantizers, but for fp8_block (quantize_fp8_block.cu): a warp takes 128 columns at a time,
 // four a lane, so that a scale group is eight lanes (mx) or four (nvfp4), and its maximum a few
 // shuffles. Exact divisions: the bits are those of quant::encode_row.
-#include "kernels/common/copy.cuh"
-#include "kernels/common/launch.h"
 #include "kernels/common/live_count.cuh"
 #include "kernels/smxx_moe/api.h"
 #include "kernels/smxx_moe/src/floats.cuh"
-#include "kernels/smxx_moe/src/quantize.h"
+#include "kernels/smxx_moe/src/quantize.cuh"
 
 namespace moekit::kernels::smxx_moe {
 namespace {
 
-constexpr int kThreads = 256;
 /// From L2: where nothing was waited for, L1 may still have what lay there before.
 template <RowType kType>
 __device__ __forceinline__ float4 load4(const void* row, int64_t column) {
@@ -28,16 +25,6 @@ __device__ __forceinline__ float4 load4(const void* row, int64_t column) {
 __device__ __forceinline__ float magnitude(const float4& v) {
   return max_magnitude(max_magnitude(fabsf(v.x), fabsf(v.y)),
                        max_magnitude(fabsf(v.z), fabsf(v.w)));
-}
-
-/// Over groups of kLanes neighbouring lanes.
-template <int kLanes>
-__device__ __forceinline__ float group_magnitude(float m) {
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    m = max_magnitude(m, __shfl_xor_sync(0xffffffffu, m, step));
-  }
-  return m;
 }
 
 template <RowType kType>
@@ -139,7 +126,6 @@ __device__ __forceinline__ void quantize_columns(const QuantizeArgs& args, int64
   using enum ActivationFormat;
   auto* codes = static_cast<uint8_t*>(args.out.codes) + r * args.out.row_bytes;
   auto* scales = static_cast<uint8_t*>(args.out.scales) + r * args.out.scale_row_bytes;
-  const ActivationScheme& scheme = args.out.scheme;
   const int64_t width = args.out.width;
   const int64_t c = base + lane * 4;
   const bool inside = c < width;
@@ -174,8 +160,8 @@ template <RowType kType, ActivationFormat kFormat>
 __device__ __forceinline__ void quantize_share(const QuantizeArgs& args) {
   const int64_t rows = live_count(args.num_rows, args.live_rows);
   const int lane = threadIdx.x % 32;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads / 32;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) / 32;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kQuantizeThreads / 32;
   if (columns_stand_alone<kFormat>(args.out.scheme)) {
     // A warp a piece of 128 columns: short calls spread over the whole GPU. Four pieces in flight.
     const RowScale scale = row_scale<kType, kFormat>(args, nullptr, lane);
@@ -211,23 +197,15 @@ __device__ __forceinline__ void quantize_share(const QuantizeArgs& args) {
 }
 
 template <RowType kType, ActivationFormat kFormat>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     quantize_kernel(const __grid_constant__ QuantizeArgs args) {
-  if (!args.independent_of_predecessor) wait_for_predecessor();
-  release_dependents();
-  quantize_share<kType, kFormat>(args);
-  // Whoever waits for this kernel relies on all that came before it.
-  if (args.independent_of_predecessor) wait_for_predecessor();
+  between_launches(args, [&] { quantize_share<kType, kFormat>(args); });
 }
 
 template <RowType kType>
 cudaError_t launch_format(const QuantizeArgs& args, cudaStream_t stream, bool overlap) {
   using enum ActivationFormat;
-  constexpr int64_t kWarps = kThreads / 32;
-  const int64_t pieces = args.num_rows * ((args.out.width + 127) / 128);
-  const int64_t wanted = (pieces + kWarps - 1) / kWarps;
-  const auto blocks = static_cast<unsigned>(wanted < 132 * 8 ? wanted : 132 * 8);
-  const LaunchShape shape{blocks, kThreads, 0, stream, overlap};
+  const LaunchShape shape = quantize_shape(args, 128, stream, overlap);
   switch (args.out.scheme.format) {
     case fp8_tensor: return launch(quantize_kernel<kType, fp8_tensor>, shape, args);
     case fp8_token: return launch(quantize_kernel<kType, fp8_token>, shape, args);
@@ -281,7 +259,8 @@ cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int
                           const int32_t* live_rows, const QuantizedRows& out, cudaStream_t stream,
                           bool overlap, bool independent_of_predecessor) {
   if (out.width <= 0 || out.width % 16 != 0 || row_bytes % 16 != 0 || out.row_bytes % 4 != 0 ||
-      (out.slot_row != nullptr && out.scheme.format != ActivationFormat::fp8_block)) {
+      (out.scheme.format == ActivationFormat::fp8_block ? out.row_bytes % 8 != 0
+                                                        : out.slot_row != nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (num_rows == 0) return cudaSuccess;

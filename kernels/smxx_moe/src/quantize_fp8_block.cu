@@ -1,17 +1,14 @@
 // Rows to e4m3 with a scale for every 128 columns, where they are or sorted by expert: a pass over
 // memory that prefill pays for. A warp takes 1024 columns of a row at a time, eight a lane and
 // load, so that half a warp has a block. The bits are those of quant::encode_row.
-#include "kernels/common/copy.cuh"
-#include "kernels/common/launch.h"
 #include "kernels/common/live_count.cuh"
 #include "kernels/common/quotients.cuh"
 #include "kernels/smxx_moe/src/floats.cuh"
-#include "kernels/smxx_moe/src/quantize.h"
+#include "kernels/smxx_moe/src/quantize.cuh"
 
 namespace moekit::kernels::smxx_moe {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kLaneColumns = 8;
 constexpr int kLoads = 4;
 constexpr int kChunk = kLoads * 32 * kLaneColumns;
@@ -44,13 +41,7 @@ __device__ __forceinline__ uint2 encode8(const float (&v)[kLaneColumns], float d
     return {encode4_e4m3({v[0], v[1], v[2], v[3]}, divisor),
             encode4_e4m3({v[4], v[5], v[6], v[7]}, divisor)};
   }
-  uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] =
-        __nv_cvt_float2_to_fp8x2({by.of(v[2 * i]), by.of(v[2 * i + 1])}, __NV_SATFINITE, __NV_E4M3);
-  }
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+  return {encode4_e4m3(by, v[0], v[1], v[2], v[3]), encode4_e4m3(by, v[4], v[5], v[6], v[7])};
 }
 
 /// Columns [base, base + kChunk) of a row, quantized: codes of this lane, and the scale of block
@@ -78,11 +69,7 @@ struct Chunk {
       float amax = 0.0f;
 #pragma unroll
       for (int j = 0; j < kLaneColumns; ++j) amax = max_magnitude(amax, fabsf(v[i][j]));
-#pragma unroll
-      for (int step = 1; step < 16; step *= 2) {
-        amax = max_magnitude(amax, __shfl_xor_sync(kAll, amax, step));
-      }
-      const float divisor = fp8_scale(amax, ue8m0);
+      const float divisor = fp8_scale(group_magnitude<16>(amax), ue8m0);
       codes[i] = encode8(v[i], divisor);
       const float of_half = __shfl_sync(kAll, divisor, lane % 2 * 16);
       if (lane / 2 == i) scale = of_half;
@@ -110,8 +97,8 @@ __device__ __forceinline__ void quantize_share(const QuantizeArgs& args) {
   const int lane = threadIdx.x % 32;
   const auto chunks = static_cast<uint32_t>((out.width + kChunk - 1) / kChunk);
   const int64_t units = live_count(args.num_rows, args.live_rows) * int64_t{chunks};
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads / 32;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) / 32;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kQuantizeThreads / 32;
   for (int64_t i = first; i < units; i += step) {
     const int64_t row = i < UINT32_MAX ? static_cast<uint32_t>(i) / chunks : i / chunks;
     const int64_t base = (i - row * chunks) * kChunk;
@@ -134,24 +121,16 @@ __device__ __forceinline__ void quantize_share(const QuantizeArgs& args) {
 }
 
 template <RowType kType>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     quantize_fp8_block_kernel(const __grid_constant__ QuantizeArgs args) {
-  if (!args.independent_of_predecessor) wait_for_predecessor();
-  release_dependents();
-  quantize_share<kType>(args);
-  // Whoever waits for this kernel relies on all that came before it.
-  if (args.independent_of_predecessor) wait_for_predecessor();
+  between_launches(args, [&] { quantize_share<kType>(args); });
 }
 
 }  // namespace
 
 cudaError_t launch_quantize_fp8_block(RowType type, const QuantizeArgs& args, cudaStream_t stream,
                                       bool overlap) {
-  constexpr int64_t kWarps = kThreads / 32;
-  const int64_t units = args.num_rows * ((args.out.width + kChunk - 1) / kChunk);
-  const int64_t wanted = (units + kWarps - 1) / kWarps;
-  const auto blocks = static_cast<unsigned>(wanted < 132 * 8 ? wanted : 132 * 8);
-  const LaunchShape shape{blocks, kThreads, 0, stream, overlap};
+  const LaunchShape shape = quantize_shape(args, kChunk, stream, overlap);
   return type == RowType::f32 ? launch(quantize_fp8_block_kernel<RowType::f32>, shape, args)
                               : launch(quantize_fp8_block_kernel<RowType::bf16>, shape, args);
 }

@@ -321,8 +321,7 @@ std::vector<Knobs> CudaExperts::candidates(const Problem& problem, int64_t num_t
   std::vector<Knobs> both{Knobs(device::kDecodeChain), Knobs(device::kSplitChain)};
   const MoeConfig& c = problem.config;
   if (c.gate_up_weights.format == WeightFormat::fp8_block &&
-      expected_weight_bytes(c, num_tokens) * static_cast<double>(num_tokens) >
-          kernels::kFp8SplitBytes) {
+      kernels::fp8_takes_split_chain(expected_weight_bytes(c, num_tokens), num_tokens)) {
     std::swap(both[0], both[1]);
   }
   return both;
