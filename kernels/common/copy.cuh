@@ -33,7 +33,16 @@ __device__ __forceinline__ void tma_load_4d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
-/// The same box to the same place in the blocks of `mask`, counted on each block's own barrier.
+/// Boxes to the same place in the blocks of `mask`, counted on each block's own barrier.
+__device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, uint64_t* barrier,
+                                                      void* to, uint16_t mask, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "h"(mask)
+      : "memory");
+}
 __device__ __forceinline__ void tma_load_4d_multicast(const CUtensorMap* map, uint64_t* barrier,
                                                       void* to, uint16_t mask, int c0, int c1,
                                                       int c2, int c3) {

@@ -19,6 +19,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/tile_task.h"
+#include "kernels/common/weight_panels.h"
 #include "kernels/common/weight_view.h"
 
 namespace moekit::kernels::sm90_grouped_gemm {
@@ -39,6 +40,10 @@ constexpr TileSize tile_size(Phase phase, bool short_tasks = false) {
   const int32_t columns = phase == Phase::gate_up ? 128 : 256;
   return short_tasks ? TileSize{32, 2 * columns} : TileSize{128, columns};
 }
+
+/// Whether blocks of a cluster share rows, which must lie in order, in place of weights: a task has
+/// twice the columns then, half of them a block's.
+constexpr bool cluster_shares_rows(Format format) { return in_panels(format); }
 
 /// Whether a format has the second size.
 constexpr bool has_short_tasks(Format format) {
@@ -86,7 +91,7 @@ const char* refusal(const Shape& shape);
 /// A prepared call: descriptors are made once, at plan time. Thread-safe to launch.
 class Launch {
  public:
-  /// Host work only.
+  /// Host work only. cluster: pairs of blocks share what both read, see cluster_shares_rows().
   static cudaError_t make(const Args& args, int num_sms, bool cluster, Launch* launch);
   /// `overlap` lets the launch start while its predecessor on the stream ends (programmatic
   /// dependent launch). `rows` replaces Args::rows where rows are gathered (gate_up, up).

@@ -91,6 +91,12 @@ cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int
 cudaError_t gather_rows(const void* from, int64_t row_bytes, const Index& index, int64_t max_rows,
                         void* to, cudaStream_t stream, bool overlap = false);
 
+/// to[slot_row[r * slots + j]] = from[r] for all j that are not -1: rows sorted by expert, where
+/// slot_row is an Index's. `row_bytes` each, a multiple of 16, dense on both sides.
+cudaError_t spread_rows(const void* from, int64_t row_bytes, int64_t num_rows,
+                        const int32_t* live_rows, const int32_t* slot_row, int32_t slots, void* to,
+                        cudaStream_t stream, bool overlap = false);
+
 /// Exact values as f32 [num_rows, width].
 cudaError_t dequantize_rows(const QuantizedRows& in, int64_t num_rows, float* out,
                             cudaStream_t stream);

@@ -53,10 +53,11 @@ int64_t blocks(int64_t n) { return (n + 127) / 128; }
 bool fp8(const LayerCase& c) { return c.format == gemm::Format::fp8_block; }
 bool panels(const LayerCase& c) { return kernels::in_panels(c.format); }
 
-/// The form besides `plain` that a format has.
-TaskForm other_form(gemm::Format format) {
-  if (gemm::has_short_tasks(format)) return TaskForm::few;
-  return kernels::in_panels(format) ? TaskForm::plain : TaskForm::shared;
+/// The forms that a format has, `plain` first.
+std::vector<TaskForm> forms(gemm::Format format) {
+  std::vector<TaskForm> list{TaskForm::plain, TaskForm::shared};
+  if (gemm::has_short_tasks(format)) list.push_back(TaskForm::few);
+  return list;
 }
 
 /// Stored row of row n of half h (0 gate, 1 up; without a gate 0 is up).
@@ -380,6 +381,8 @@ void add_panel_cases(const std::string& name, gemm::Format format, std::vector<L
       {"_relu2_no_gate", format, 300, 2, 4, 352, 416, act(relu2, false), 30, true},
       {"_larger", format, 260, 4, 8, 1024, 768},
       {"_gptoss_depth", format, 24, 2, 4, 2880, 480},
+      {"_many_rows", format, 1500, 2, 5, 192, 352, {}, 40, true},
+      {"_many_rows_no_gate", format, 1200, 2, 4, 96, 160, act(relu2, false), 50, true},
   };
   for (LayerCase c : cases) {
     c.name = name + c.name;
@@ -431,7 +434,7 @@ TEST_P(LayerTest, AgreesWithDoubleLoops) {
   const int64_t stride = std::max<int64_t>(1, c.tokens * cost / 200000000);
   const auto expected = expected_output(c, host, stride);
   std::vector<float> first;
-  for (const TaskForm form : {TaskForm::plain, other_form(c.format)}) {
+  for (const TaskForm form : forms(c.format)) {
     for (const bool overlap : {false, true}) {
       DeviceLayer device(c, host, form, overlap);
       device.use_split();
@@ -513,7 +516,7 @@ TEST(Layer, GraphReplayFollowsTheRouting) {
        {gemm::Format::bf16, gemm::Format::fp8_block, gemm::Format::mxfp4, gemm::Format::nvfp4}) {
     LayerCase c{"graph", format, 150, 2, 6, 128, 256};
     const HostLayer host = make_layer(c);
-    DeviceLayer device(c, host, other_form(format), true);
+    DeviceLayer device(c, host, forms(format).back(), true);
     device.use_split();
     device::Stream stream;
     cudaGraph_t graph;
@@ -543,10 +546,15 @@ TEST(Layer, RowAloneHasTheBitsOfTheRowInABatch) {
   for (const auto format : {gemm::Format::bf16, gemm::Format::mxfp4, gemm::Format::mxfp8}) {
     LayerCase c{"rows", format, 300, 2, 4, 128, 256};
     const HostLayer host = make_layer(c);
-    DeviceLayer batch(c, host, other_form(format), true);
-    batch.use_split();
-    batch.enqueue(nullptr);
-    const auto all = batch.result();
+    std::vector<float> all;
+    for (const TaskForm form : forms(format)) {
+      DeviceLayer batch(c, host, form, true);
+      batch.use_split();
+      batch.enqueue(nullptr);
+      const auto rows = batch.result();
+      if (all.empty()) all = rows;
+      EXPECT_EQ(std::memcmp(rows.data(), all.data(), rows.size() * 4), 0) << static_cast<int>(form);
+    }
     for (const int64_t t : {0, 17, 299}) {
       LayerCase one = c;
       one.tokens = 1;

@@ -168,6 +168,31 @@ TEST(Quantize, BesideTheIndexReadsWhatCameBefore) {
   }
 }
 
+TEST(Spread, RowsGoWhereTheIndexSays) {
+  MOEKIT_NEEDS_GPU(80);
+  const int64_t tokens = 21, live = 19, width = 24;  // in 2 bytes
+  const int32_t slots = 3;
+  Random random(14);
+  const std::vector<uint16_t> x = random_bf16(tokens * width, 1.0f, random);
+  std::vector<int32_t> slot_row(tokens * slots);
+  int32_t num_rows = 0;
+  for (auto& row : slot_row) row = random.below(4) == 0 ? -1 : num_rows++;
+  const DeviceArray<uint16_t> from(x);
+  const DeviceArray<int32_t> where(slot_row), count(std::vector<int32_t>{live});
+  const std::vector<uint16_t> untouched(num_rows * width, 0x7fc1);
+  DeviceArray<uint16_t> to(untouched);
+  device::check_cuda(rows::spread_rows(from.data(), width * 2, tokens, count.data(), where.data(),
+                                       slots, to.data(), nullptr),
+                     "spread");
+  const auto got = to.get();
+  for (int64_t s = 0; s < tokens * slots; ++s) {
+    if (slot_row[s] < 0) continue;
+    const int64_t t = s / slots;
+    const uint16_t* expected = t < live ? x.data() + t * width : untouched.data();
+    EXPECT_EQ(std::memcmp(got.data() + slot_row[s] * width, expected, width * 2), 0) << s;
+  }
+}
+
 TEST(Quantize, RowsGoWhereTheIndexSays) {
   MOEKIT_NEEDS_GPU(80);
   const int64_t tokens = 19, width = 416;

@@ -5,7 +5,6 @@
 
 #include "kernels/common/limits.h"
 #include "kernels/common/tensor_map.h"
-#include "kernels/common/weight_panels.h"
 #include "kernels/sm90_grouped_gemm/src/instances.h"
 
 namespace moekit::kernels::sm90_grouped_gemm {
@@ -39,9 +38,10 @@ std::span<const Instance> instances_of(const Shape& shape) {
   return {};
 }
 
-const Instance* find_panel_instance(const Shape& shape) {
+const Instance* find_panel_instance(const Shape& shape, int32_t cluster) {
   for (const Instance& candidate : instances_of(shape)) {
     if (candidate.knobs.gated() == (shape.phase == Phase::gate_up) &&
+        candidate.knobs.cluster == cluster &&
         candidate.knobs.tile() == tile_size(candidate.knobs.phase, shape.short_tasks)) {
       return &candidate;
     }
@@ -51,7 +51,7 @@ const Instance* find_panel_instance(const Shape& shape) {
 
 /// The instance that reads rows as they are given, with this cluster size if there is one.
 const Instance* find_instance(const Args& args, int32_t cluster) {
-  if (in_panels(args.shape.format)) return find_panel_instance(args.shape);
+  if (in_panels(args.shape.format)) return find_panel_instance(args.shape, cluster);
   const bool gathers = args.shape.phase != Phase::down && args.row_index != nullptr;
   const Instance* found = nullptr;
   for (const Instance& candidate : instances_of(args.shape)) {

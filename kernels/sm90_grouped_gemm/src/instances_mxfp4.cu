@@ -8,6 +8,8 @@ std::span<const Instance> mxfp4_instances() {
       panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::down, .stages = 4}>(),
       panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::gate_up, .groups = 4}>(),
       panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::down, .groups = 4}>(),
+      panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::gate_up, .cluster = 2}>(),
+      panel_instance<Knobs{.format = Format::mxfp4, .phase = Phase::down, .cluster = 2}>(),
   };
   return table;
 }

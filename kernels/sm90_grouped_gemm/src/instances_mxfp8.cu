@@ -6,6 +6,10 @@ std::span<const Instance> mxfp8_instances() {
   static const Instance table[] = {
       panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::gate_up, .stages = 3}>(),
       panel_instance<Knobs{.format = Format::mxfp8, .phase = Phase::down, .stages = 3}>(),
+      panel_instance<Knobs{
+          .format = Format::mxfp8, .phase = Phase::gate_up, .stages = 3, .cluster = 2}>(),
+      panel_instance<Knobs{
+          .format = Format::mxfp8, .phase = Phase::down, .stages = 3, .cluster = 2}>(),
   };
   return table;
 }

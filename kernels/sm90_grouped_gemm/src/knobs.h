@@ -11,7 +11,8 @@ struct Knobs {
   Format format = Format::bf16;
   Phase phase = Phase::gate_up;
   int32_t stages = 4;
-  int32_t cluster = 1;  ///< blocks that share a weight tile by multicast: 1 or 2
+  /// Blocks that share a weight tile, or (weights in panels) rows, by multicast: 1 or 2.
+  int32_t cluster = 1;
 
   bool gather = true;  ///< rows found through row_index by the loads; `down` never gathers
   /// Weights in panels: consumer warpgroups. Each has two tiles of 64 weight rows; four of them

@@ -16,8 +16,8 @@ struct Sums {
 };
 
 /// One arrival a warp, at the own block's and the partner's barrier.
-template <Knobs K>
-__device__ __forceinline__ void release_stage(SharedStorage<K>& shared, uint32_t stage, int lane) {
+template <Knobs K, typename Storage>
+__device__ __forceinline__ void release_stage(Storage& shared, uint32_t stage, int lane) {
   if constexpr (K.cluster == 1) {
     if (lane == 0) barrier_arrive(&shared.empty[stage]);
   } else {

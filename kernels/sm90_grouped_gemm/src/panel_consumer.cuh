@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply_panels(PanelStorage<K>& shared, RingPos
     }
     wgmma_wait<0>();
     if (in_stage == 3 || index + 1 == units) {
-      if (lane == 0) barrier_arrive(&shared.empty[ring.stage]);
+      release_stage<K>(shared, ring.stage, lane);
       ring.advance<K.stages>();
     }
   };
@@ -100,7 +100,7 @@ __device__ __forceinline__ void consume_panels(const Args& args, PanelStorage<K>
   const int32_t blocks = panel_steps(args.shape.depth);
   uint8_t* staging = shared.out[group * 4 + warp];
   RingPosition ring;
-  TaskWalk walk(args);
+  TaskWalk<K> walk(args);
   TileTask task;
   while (walk.take(task)) {
     if (task.num_rows == 0) continue;

@@ -1,4 +1,6 @@
-// The kernel for weights in panels: roles as in kernel.cuh.
+// The kernel for weights in panels: roles as in kernel.cuh. With a cluster two blocks take the same
+// rows and neighbouring columns, and go through stages together: what one loads for both needs room
+// in both.
 #pragma once
 
 #include "kernels/sm90_grouped_gemm/src/instances.h"
@@ -30,11 +32,15 @@ __global__ void __launch_bounds__(panel_threads(Tuning::knobs), 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < K.stages; ++s) {
       barrier_init(&shared.full[s], 1 + kWarpgroup);
-      barrier_init(&shared.empty[s], K.groups * 4);
+      barrier_init(&shared.empty[s], K.groups * 4 * K.cluster);
     }
     fence_barrier_init();
   }
-  __syncthreads();
+  if constexpr (K.cluster == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
   // `up` takes an instance of `down`; the tasks come from its predecessor.
   const bool early = K.starts_early() && args.shape.phase == Phase::down;
   if (!early || group > 0) {
@@ -47,6 +53,11 @@ __global__ void __launch_bounds__(panel_threads(Tuning::knobs), 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(panel_consumer_registers(K)));
     consume_panels<K>(args, shared, group - 1, thread);
+  }
+  // The partner's last arrivals must find this block alive.
+  if constexpr (K.cluster > 1) {
+    __syncwarp();
+    cluster_sync();
   }
 }
 

@@ -44,6 +44,21 @@ struct PanelStream {
   }
 };
 
+/// One thread: a tile's 128 rows from `row` on, columns from `k` on. Blocks of a cluster have the
+/// same rows: each loads one half for both, as its empty barriers tell of room in both.
+template <Knobs K>
+__device__ __forceinline__ void load_boxes(const KernelArgs& kernel, uint64_t* full, uint8_t* to,
+                                           int32_t k, int32_t row) {
+  for (uint32_t half = 0; half < 2; ++half) {
+    uint8_t* at = to + half * 64 * kTileRowBytes;
+    if constexpr (K.cluster == 1) {
+      tma_load_2d(&kernel.rows, full, at, k, row + static_cast<int32_t>(half) * 64);
+    } else if (cluster_rank() == half) {
+      tma_load_2d_multicast(&kernel.rows, full, at, 3, k, row + static_cast<int32_t>(half) * 64);
+    }
+  }
+}
+
 /// Rows come by TMA where they lie in order and fill a tile, else by copies of just those rows.
 /// early: the ring is filled with weights before the predecessor has ended, as in producer.cuh.
 template <Knobs K>
@@ -55,7 +70,7 @@ __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelSt
   // Not of the warp that copies the rows of a short task.
   const bool leads = thread == kWarpgroup - 32;
   RingPosition ring;
-  TaskWalk walk(args);
+  TaskWalk<K> walk(args);
   TileTask task;
   bool first_task = true;
   while (walk.take(task)) {
@@ -89,10 +104,7 @@ __device__ __forceinline__ void produce_panels(const KernelArgs& kernel, PanelSt
         if (!tiles) {
           rows.copy(args, to, (block + i) * kTileRowBytes, depth_bytes, thread);
         } else if (leads) {
-          for (int32_t half = 0; half < 2; ++half) {
-            tma_load_2d(&kernel.rows, full, to + half * 64 * kTileRowBytes,
-                        (block + i) * kPanelDepth, task.first_row + half * 64);
-          }
+          load_boxes<K>(kernel, full, to, (block + i) * kPanelDepth, task.first_row);
         }
       }
       if (tiles) {

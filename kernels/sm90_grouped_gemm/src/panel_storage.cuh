@@ -30,14 +30,16 @@ __device__ __forceinline__ PanelStorage<K>& panel_storage(uint8_t* dynamic) {
   return *reinterpret_cast<PanelStorage<K>*>(dynamic + ((1024u - (address & 1023u)) & 1023u));
 }
 
-/// Walks the tasks of this block: one of every gridDim.x. Each round starts one entry later, so
-/// that entries which stand apart by a divisor of gridDim.x, the empty halves of pairs say, do not
-/// all meet the same blocks. (A queue as of the other kernels cost these, whose tasks are short,
-/// more than it gave.)
+/// Walks the tasks of this block, or of its cluster, whose blocks take one half of a task's columns
+/// each: one of as many as there are blocks or clusters. Each round starts one entry later, so that
+/// entries which stand apart by a divisor of that number, the empty halves of pairs say, do not all
+/// meet the same blocks. (A queue as of the other kernels cost these, whose tasks are short, more
+/// than it gave.)
+template <Knobs K>
 class TaskWalk {
  public:
   __device__ __forceinline__ explicit TaskWalk(const Args& args)
-      : tasks_(args.tasks), count_(__ldcg(args.num_tasks)), place_(blockIdx.x) {
+      : tasks_(args.tasks), count_(__ldcg(args.num_tasks)), place_(blockIdx.x / K.cluster) {
     load();
   }
   /// False after the last task. Fetches one ahead, so that a task's start does not wait for memory.
@@ -45,9 +47,10 @@ class TaskWalk {
   __device__ __forceinline__ bool take(TileTask& task) {
     if (round_ >= count_) return false;
     task = next_;
-    round_ += gridDim.x;
+    const uint32_t width = gridDim.x / K.cluster;
+    round_ += width;
     place_ += 1;
-    if (place_ >= gridDim.x) place_ -= gridDim.x;
+    if (place_ >= width) place_ -= width;
     load();
     return true;
   }
@@ -59,6 +62,7 @@ class TaskWalk {
     // From L2: `down` may have started while the predecessor of its predecessor had just ended.
     const int4 raw = i < count_ ? __ldcg(entry) : int4{0, 0, 0, 0};
     next_ = {raw.x, raw.y, raw.z, raw.w};
+    if constexpr (K.cluster > 1) next_.n_block = raw.w * K.cluster + cluster_rank();
   }
   const TileTask* tasks_;
   int32_t count_;

@@ -156,7 +156,49 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArgs args)
   }
 }
 
+struct SpreadArgs {
+  const uint4* from;
+  int64_t num_rows;
+  const int32_t* live_rows;
+  const int32_t* slot_row;
+  int32_t slots;
+  int32_t pieces;  // of 16 bytes in a row
+  uint4* to;
+};
+
+/// Reads each row once, however many experts have it.
+__global__ void __launch_bounds__(kThreads) spread_kernel(const SpreadArgs args) {
+  wait_for_predecessor();
+  release_dependents();
+  const int64_t total = live_count(args.num_rows, args.live_rows) * args.pieces;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t row = i / args.pieces, piece = i - row * args.pieces;
+    const uint4 v = __ldg(args.from + i);
+    for (int32_t j = 0; j < args.slots; ++j) {
+      const int32_t to = __ldg(args.slot_row + row * args.slots + j);
+      if (to >= 0) args.to[int64_t{to} * args.pieces + piece] = v;
+    }
+  }
+}
+
 }  // namespace
+
+cudaError_t spread_rows(const void* from, int64_t row_bytes, int64_t num_rows,
+                        const int32_t* live_rows, const int32_t* slot_row, int32_t slots, void* to,
+                        cudaStream_t stream, bool overlap) {
+  if (row_bytes <= 0 || row_bytes % 16 != 0) return cudaErrorInvalidValue;
+  if (num_rows == 0) return cudaSuccess;
+  const SpreadArgs args{static_cast<const uint4*>(from),
+                        num_rows,
+                        live_rows,
+                        slot_row,
+                        slots,
+                        static_cast<int32_t>(row_bytes / 16),
+                        static_cast<uint4*>(to)};
+  return launch(spread_kernel, {blocks_for(num_rows * args.pieces), kThreads, 0, stream, overlap},
+                args);
+}
 
 cudaError_t gather_rows(const void* from, int64_t row_bytes, const Index& index, int64_t max_rows,
                         void* to, cudaStream_t stream, bool overlap) {

@@ -21,6 +21,7 @@ namespace {
 
 bool is_fp8(const SplitLayerSpec& spec) { return spec.format == gemm::Format::fp8_block; }
 int64_t element_bytes(const SplitLayerSpec& spec) { return is_fp8(spec) ? 1 : 2; }
+bool sorts_when_shared(const SplitLayerSpec& spec) { return spec.format != gemm::Format::bf16; }
 
 gemm::Shape gate_up_shape(const SplitLayerSpec& spec) {
   return {spec.format, spec.activation.gated ? gemm::Phase::gate_up : gemm::Phase::up,
@@ -30,25 +31,28 @@ gemm::Shape down_shape(const SplitLayerSpec& spec) {
   return {spec.format, gemm::Phase::down, spec.num_experts, spec.hidden, spec.inter};
 }
 
+constexpr TaskForm kTaskForms[] = {TaskForm::plain, TaskForm::few, TaskForm::shared};
+bool has_form(gemm::Format format, TaskForm form) {
+  return form != TaskForm::few || gemm::has_short_tasks(format);
+}
+
 kernels::TaskShape task_shape(const gemm::Shape& shape, TaskForm form) {
   const gemm::TileSize tile = gemm::tile_size(shape.phase, form == TaskForm::few);
   kernels::TaskShape t;
   t.tile_rows = tile.rows;
-  t.n_blocks = static_cast<int32_t>(ceil_div(shape.columns, tile.columns));
+  const bool wide = form == TaskForm::shared && gemm::cluster_shares_rows(shape.format);
+  t.n_blocks = static_cast<int32_t>(ceil_div(shape.columns, tile.columns * (wide ? 2 : 1)));
   return t;
 }
 
 /// The form that a GEMM takes for a call of this many tokens.
 TaskForm form_for(const SplitLayerSpec& spec, const gemm::Shape& shape, int64_t num_tokens) {
-  const bool has_few = gemm::has_short_tasks(spec.format);
-  const bool has_shared = !kernels::in_panels(spec.format);
   if (spec.form != TaskForm::automatic) {
-    const bool has = spec.form == TaskForm::few ? has_few : has_shared;
-    return has ? spec.form : TaskForm::plain;
+    return has_form(spec.format, spec.form) ? spec.form : TaskForm::plain;
   }
   const auto slots = static_cast<double>(num_tokens * spec.top_k);
   const double experts = spec.num_experts;
-  if (has_few && slots <= 16 * experts) {
+  if (has_form(spec.format, TaskForm::few) && slots <= 16 * experts) {
     // Nearly all experts have no more than a task's 32 rows. Fewer tasks than two a multiprocessor
     // would leave many of those idle; with routing by chance that many experts have rows:
     const double active = kernels::expected_experts(experts, slots);
@@ -56,9 +60,11 @@ TaskForm form_for(const SplitLayerSpec& spec, const gemm::Shape& shape, int64_t 
       return TaskForm::few;
     }
   }
-  // Blocks share where an expert has two row tiles.
-  if (has_shared && slots >= 96 * experts) return TaskForm::shared;
-  return TaskForm::plain;
+  // Blocks share where an expert has two row tiles, or (rows of panels) one that is nearly full. To
+  // sort rows by a copy costs as much as sharing saves with 800 columns of h.
+  if (slots < 96 * experts) return TaskForm::plain;
+  const bool copies = gemm::cluster_shares_rows(spec.format);
+  return copies && spec.inter < 1024 ? TaskForm::plain : TaskForm::shared;
 }
 
 }  // namespace
@@ -68,7 +74,7 @@ struct SplitLayer::Regions {
   Region offsets, row_slot, row_token, slot_row, counts, tasks[2], next_task;
   Region chunk_counts, pair_offsets, ticket;  // scratch of the index
   Region input, input_scales;                 // fp8: x quantized
-  Region sorted_scales;                       // of those sorted by expert, which lie in out_rows
+  Region sorted_scales;                       // of rows sorted by expert, which lie in out_rows
   Region inter, inter_scales;                 // h, rows sorted by expert
   Region out_rows;                            // y, one row a slot
   WorkspaceLayout layout;
@@ -87,13 +93,13 @@ struct SplitLayer::Regions {
     ticket = layout.add(2, 4);
     const gemm::Shape shapes[2] = {gate_up_shape(spec), down_shape(spec)};
     for (int i = 0; i < 2; ++i) {
-      const auto capacity = [&](TaskForm form) {
-        return rows::task_capacity(task_shape(shapes[i], form), slots, spec.num_experts);
-      };
-      const bool short_tasks = gemm::has_short_tasks(spec.format);
-      tasks[i] = layout.add(
-          std::max(capacity(TaskForm::plain), short_tasks ? capacity(TaskForm::few) : int64_t{0}),
-          sizeof(kernels::TileTask));
+      int64_t capacity = 0;
+      for (const TaskForm form : kTaskForms) {
+        if (!has_form(spec.format, form)) continue;
+        const kernels::TaskShape shape = task_shape(shapes[i], form);
+        capacity = std::max(capacity, rows::task_capacity(shape, slots, spec.num_experts));
+      }
+      tasks[i] = layout.add(capacity, sizeof(kernels::TileTask));
     }
     if (is_fp8(spec)) {
       input = layout.add(checked_mul(spec.max_tokens, spec.hidden, "input rows"), 1);
@@ -180,12 +186,12 @@ SplitLayer::SplitLayer(const SplitLayerSpec& spec, const SplitLayerWeights& weig
     down.row_scale_stride = up.out_scale_stride;
   }
   gemm::Args sorted_up = up;
-  if (is_fp8(spec)) {
+  if (sorts_when_shared(spec)) {
     sorted_up.rows = r.out_rows.in<void>(base);
     sorted_up.max_rows = slots;
     sorted_up.row_index = nullptr;
-    sorted_up.row_scales = r.sorted_scales.in<float>(base);
   }
+  if (is_fp8(spec)) sorted_up.row_scales = r.sorted_scales.in<float>(base);
   gate_up_ = make_gemm(spec, up, sorted_up);
   down_ = make_gemm(spec, down, down);
 }
@@ -194,22 +200,19 @@ SplitLayer::Gemm SplitLayer::make_gemm(const SplitLayerSpec& spec, const gemm::A
                                        const gemm::Args& shared) {
   Gemm g;
   g.shape = plain.shape;
-  const auto make = [&](const gemm::Args& args, bool cluster, gemm::Launch& launch) {
-    check_cuda(gemm::Launch::make(args, spec.num_sms, cluster, &launch), "sm90 GEMM");
-  };
-  make(plain, false, g.plain);
-  if (gemm::has_short_tasks(spec.format)) {
-    gemm::Args few = plain;
-    few.shape.short_tasks = true;
-    make(few, false, g.other);
-  } else if (!kernels::in_panels(spec.format)) {
-    make(shared, true, g.other);
+  for (const TaskForm form : kTaskForms) {
+    if (!has_form(spec.format, form)) continue;
+    const bool shares = form == TaskForm::shared;
+    gemm::Args args = shares ? shared : plain;
+    args.shape.short_tasks = form == TaskForm::few;
+    check_cuda(gemm::Launch::make(args, spec.num_sms, shares, &g.of[static_cast<int>(form)]),
+               "sm90 GEMM");
   }
   return g;
 }
 
 const gemm::Launch& SplitLayer::launch(const Gemm& g, int64_t num_tokens) const {
-  return form_for(spec_, g.shape, num_tokens) == TaskForm::plain ? g.plain : g.other;
+  return g.of[static_cast<int>(form_for(spec_, g.shape, num_tokens))];
 }
 
 void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* live_tokens,
@@ -226,7 +229,8 @@ void SplitLayer::index(const int32_t* ids, int64_t num_tokens, const int32_t* li
 }
 
 bool SplitLayer::sorts_rows(int64_t num_tokens) const {
-  return is_fp8(spec_) && form_for(spec_, gate_up_.shape, num_tokens) == TaskForm::shared;
+  return sorts_when_shared(spec_) &&
+         form_for(spec_, gate_up_.shape, num_tokens) == TaskForm::shared;
 }
 
 void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
@@ -250,8 +254,17 @@ void SplitLayer::quantize(const void* hidden, int64_t num_tokens, const int32_t*
              "quantize kernel");
 }
 
+void SplitLayer::sort(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
+                      cudaStream_t stream) const {
+  const Regions r(spec_);
+  check_cuda(
+      rows::spread_rows(hidden, int64_t{spec_.hidden} * 2, num_tokens, live_tokens, index_.slot_row,
+                        spec_.top_k, r.out_rows.in<void>(workspace_), stream, spec_.overlap),
+      "sort kernel");
+}
+
 void SplitLayer::gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const {
-  const void* rows = is_fp8(spec_) ? nullptr : hidden;
+  const void* rows = is_fp8(spec_) || sorts_rows(num_tokens) ? nullptr : hidden;
   check_cuda(launch(gate_up_, num_tokens).run(stream, spec_.overlap, rows), "sm90 gate_up");
 }
 
@@ -282,6 +295,9 @@ void SplitLayer::run(const void* hidden, const int32_t* ids, const float* weight
   if (is_fp8(spec_)) {
     quantize(hidden, num_tokens, live_tokens, stream, types.in, /*beside_index=*/true);
     mark(clock, Stage::quantize);
+  } else if (sorts_rows(num_tokens)) {
+    sort(hidden, num_tokens, live_tokens, stream);
+    mark(clock, Stage::index);
   }
   gate_up(hidden, num_tokens, stream);
   mark(clock, Stage::gemm1);

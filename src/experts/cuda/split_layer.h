@@ -17,8 +17,9 @@ enum class TaskForm : int32_t {
   automatic,  ///< by the rows that the call's experts have on average
   plain,
   few,     ///< mxfp4, nvfp4: tasks of up to 32 rows and twice the columns
-  shared,  ///< bf16, fp8: two thread blocks share weight tiles
+  shared,  ///< two thread blocks share weight tiles (bf16, fp8) or rows
 };
+inline constexpr int kNumTaskForms = 4;
 
 /// The part of a layer that decides launches and workspace.
 struct SplitLayerSpec {
@@ -78,6 +79,9 @@ class SplitLayer {
                 cudaStream_t stream,
                 kernels::smxx_moe::RowType type = kernels::smxx_moe::RowType::bf16,
                 bool beside_index = false) const;
+  /// Where rows are to be sorted and nothing quantizes them: copies them.
+  void sort(const void* hidden, int64_t num_tokens, const int32_t* live_tokens,
+            cudaStream_t stream) const;
   void gate_up(const void* hidden, int64_t num_tokens, cudaStream_t stream) const;
   void down(int64_t num_tokens, cudaStream_t stream) const;
   void combine(const int32_t* ids, const float* weights, int64_t num_tokens,
@@ -86,16 +90,15 @@ class SplitLayer {
 
  private:
   struct Regions;
-  /// A GEMM in the forms that its format has.
   struct Gemm {
     kernels::sm90_grouped_gemm::Shape shape;
-    kernels::sm90_grouped_gemm::Launch plain;
-    kernels::sm90_grouped_gemm::Launch other;  ///< few or shared
+    kernels::sm90_grouped_gemm::Launch of[kNumTaskForms];  ///< those that its format has
   };
   static Gemm make_gemm(const SplitLayerSpec& spec, const kernels::sm90_grouped_gemm::Args& plain,
                         const kernels::sm90_grouped_gemm::Args& shared);
-  /// fp8 calls whose tasks share weight tiles quantize rows into the order of the experts, once for
-  /// every slot, so that TMA loads them; others find them through the index.
+  /// Calls whose tasks are shared, but for bf16 ones, have rows in the order of the experts, once
+  /// for every slot, so that TMA loads them: quantized into it, or copied. Others find them through
+  /// the index.
   bool sorts_rows(int64_t num_tokens) const;
   const kernels::sm90_grouped_gemm::Launch& launch(const Gemm& gemm, int64_t num_tokens) const;
 
