@@ -86,11 +86,6 @@ cudaError_t quantize_rows(const void* rows, RowType type, int64_t row_bytes, int
                           const int32_t* live_rows, const QuantizedRows& out, cudaStream_t stream,
                           bool overlap = false, bool independent_of_predecessor = false);
 
-/// to[row] = from[token of row] for all rows of the index, `row_bytes` each (a multiple of 4),
-/// dense on both sides. max_rows sizes the launch.
-cudaError_t gather_rows(const void* from, int64_t row_bytes, const Index& index, int64_t max_rows,
-                        void* to, cudaStream_t stream, bool overlap = false);
-
 /// to[slot_row[r * slots + j]] = from[r] for all j that are not -1: rows sorted by expert, where
 /// slot_row is an Index's. `row_bytes` each, a multiple of 16, dense on both sides.
 cudaError_t spread_rows(const void* from, int64_t row_bytes, int64_t num_rows,

@@ -122,7 +122,7 @@ TEST(Quantize, BesideTheIndexReadsWhatCameBefore) {
   out.scheme.format = ActivationFormat::fp8_block;
   out.width = width;
   out.row_bytes = out.scale_row_bytes = format.record_bytes;
-  // One buffer of codes in all rounds, as a layer has; gathered rows of each round are kept.
+  // One buffer of codes in all rounds, as a layer has; sorted rows of each round are kept.
   DeviceArray<uint8_t> records(tokens * format.record_bytes);
   out.codes = records.data();
   out.scales = records.data() + format.scale_offset;
@@ -148,9 +148,9 @@ TEST(Quantize, BesideTheIndexReadsWhatCameBefore) {
     device::check_cuda(rows::quantize_rows(hidden.data(), rows::RowType::f32, width * 4, tokens,
                                            live.data(), out, stream.get(), true, true),
                        "quantize");
-    device::check_cuda(rows::gather_rows(records.data(), format.record_bytes, index, tokens,
-                                         sorted[i].data(), stream.get(), true),
-                       "gather");
+    device::check_cuda(rows::spread_rows(records.data(), format.record_bytes, tokens, live.data(),
+                                         index.slot_row, 1, sorted[i].data(), stream.get(), true),
+                       "spread");
   }
   std::vector<std::byte> expected(format.record_bytes);
   for (int64_t i = 0; i < rounds; ++i) {

@@ -134,28 +134,6 @@ unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(wanted < kMost ? wanted : kMost);
 }
 
-struct GatherArgs {
-  const void* from;
-  int64_t pieces;  // of sizeof(T) bytes in a row
-  const int32_t* row_token;
-  const int32_t* num_rows;
-  void* to;
-};
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const GatherArgs args) {
-  wait_for_predecessor();
-  release_dependents();
-  const int64_t total = *args.num_rows * args.pieces;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
-       i += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const int64_t row = i / args.pieces;
-    static_cast<T*>(args.to)[i] =
-        __ldg(static_cast<const T*>(args.from) + args.row_token[row] * args.pieces +
-              (i - row * args.pieces));
-  }
-}
-
 struct SpreadArgs {
   const uint4* from;
   int64_t num_rows;
@@ -198,17 +176,6 @@ cudaError_t spread_rows(const void* from, int64_t row_bytes, int64_t num_rows,
                         static_cast<uint4*>(to)};
   return launch(spread_kernel, {blocks_for(num_rows * args.pieces), kThreads, 0, stream, overlap},
                 args);
-}
-
-cudaError_t gather_rows(const void* from, int64_t row_bytes, const Index& index, int64_t max_rows,
-                        void* to, cudaStream_t stream, bool overlap) {
-  if (row_bytes <= 0 || row_bytes % 4 != 0) return cudaErrorInvalidValue;
-  if (max_rows == 0) return cudaSuccess;
-  const bool wide = row_bytes % 16 == 0;
-  const GatherArgs args{from, row_bytes / (wide ? 16 : 4), index.row_token, index.num_rows, to};
-  const LaunchShape shape{blocks_for(max_rows * args.pieces), kThreads, 0, stream, overlap};
-  return wide ? launch(gather_kernel<uint4>, shape, args)
-              : launch(gather_kernel<uint32_t>, shape, args);
 }
 
 cudaError_t combine_rows(const void* rows, RowType type, const int32_t* ids, const float* weights,

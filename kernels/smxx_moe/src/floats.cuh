@@ -65,9 +65,6 @@ __device__ __forceinline__ bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-/// The larger magnitude; NaN wins.
-__device__ __forceinline__ float max_magnitude(float a, float b) { return b > a || b != b ? b : a; }
-
 inline constexpr float kScaleFloor = 7.88860905e-31f;  // 2^-100, as in src/quant/block.h
 
 __device__ __forceinline__ float fp8_scale(float amax, bool power_of_two) {

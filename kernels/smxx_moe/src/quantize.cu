@@ -23,15 +23,14 @@ __device__ __forceinline__ float4 load4(const void* row, int64_t column) {
 }
 
 __device__ __forceinline__ float magnitude(const float4& v) {
-  return max_magnitude(max_magnitude(fabsf(v.x), fabsf(v.y)),
-                       max_magnitude(fabsf(v.z), fabsf(v.w)));
+  return max_or_nan(max_or_nan(fabsf(v.x), fabsf(v.y)), max_or_nan(fabsf(v.z), fabsf(v.w)));
 }
 
 template <RowType kType>
 __device__ float row_magnitude(const void* row, int64_t width, int lane) {
   float m = 0.0f;
   for (int64_t c = lane * 4; c < width; c += 128)
-    m = max_magnitude(m, magnitude(load4<kType>(row, c)));
+    m = max_or_nan(m, magnitude(load4<kType>(row, c)));
   return group_magnitude<32>(m);
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/common/copy.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/quotients.cuh"
 #include "kernels/smxx_moe/api.h"
 #include "kernels/smxx_moe/src/floats.cuh"
 
@@ -37,7 +38,7 @@ template <int kLanes>
 __device__ __forceinline__ float group_magnitude(float m) {
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) {
-    m = max_magnitude(m, __shfl_xor_sync(0xffffffffu, m, step));
+    m = max_or_nan(m, __shfl_xor_sync(0xffffffffu, m, step));
   }
   return m;
 }

@@ -68,7 +68,7 @@ struct Chunk {
     for (int i = 0; i < kLoads; ++i) {
       float amax = 0.0f;
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) amax = max_magnitude(amax, fabsf(v[i][j]));
+      for (int j = 0; j < kLaneColumns; ++j) amax = max_or_nan(amax, fabsf(v[i][j]));
       const float divisor = fp8_scale(group_magnitude<16>(amax), ue8m0);
       codes[i] = encode8(v[i], divisor);
       const float of_half = __shfl_sync(kAll, divisor, lane % 2 * 16);
