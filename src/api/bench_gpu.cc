@@ -27,7 +27,7 @@ constexpr int kMaxCopies = 32;
 // Of the free memory, for weights and workspaces; a peer has its own copies beside them.
 constexpr double kShareAlone = 0.85, kShareBesidePeers = 0.4;
 // Rows that are held to the reference, which takes its time.
-constexpr int64_t kCheckedRows = 2;
+constexpr int64_t kReferenceRows = 2;
 constexpr device::Replays kReplays{};
 
 /// Calls in a graph: enough for a graph of about 100 us, and for every copy to be read.
@@ -232,7 +232,7 @@ RankedInputs GpuBench::inputs_of(const Calls& calls, size_t i) const {
 double GpuBench::try_out(const Calls& calls) const {
   for (size_t i = 0; i < calls.on_device.size(); ++i) run(calls, i, nullptr);
   const MoeConfig& c = plan_->problem.config;
-  const int64_t rows = std::min(calls.tokens, kCheckedRows), width = c.routed_width();
+  const int64_t rows = std::min(calls.tokens, kReferenceRows), width = c.routed_width();
   std::vector<uint16_t> got(static_cast<size_t>(rows * width));
   calls.on_device.front().out->download(got.data(), rows * width * 2);
   if (c.latent > 0) return -1;  // the reference begins and ends outside of the latent space

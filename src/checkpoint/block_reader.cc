@@ -9,12 +9,11 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "checkpoint/error_codes.h"
 #include "tensor/float_formats.h"
 
 namespace moekit::checkpoint {
 namespace {
-
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
 
 bool is_plain(DType t) { return t == DType::bf16 || t == DType::f16 || t == DType::f32; }
 

@@ -7,11 +7,11 @@
 
 #include "base/check.h"
 #include "checkpoint/block_reader.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
 constexpr size_t kSamples = 4;
 
 }  // namespace

@@ -5,13 +5,12 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "checkpoint/error_codes.h"
 #include "checkpoint/family_table.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
-constexpr ErrorCode kUnsupported = ErrorCode::unsupported;
 // Bounds that no model reaches; they keep a damaged config from asking for memory.
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr int64_t kMaxExperts = 65536;

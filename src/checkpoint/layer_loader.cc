@@ -5,12 +5,10 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "checkpoint/block_reader.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
-
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
-constexpr ErrorCode kUnsupported = ErrorCode::unsupported;
 
 /// Builds one layer. A class only to share what every step needs.
 class LayerBuilder {

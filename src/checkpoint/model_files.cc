@@ -5,11 +5,11 @@
 #include <set>
 
 #include "base/check.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
 constexpr int64_t kMaxConfigBytes = 64 << 20;
 /// The index of the largest public models (some 10^5 tensors) takes about 10 MB.
 constexpr int64_t kMaxIndexBytes = 512 << 20;

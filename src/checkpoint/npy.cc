@@ -10,11 +10,11 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/math.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kMaxAxes = 32;  // NumPy's own limit was 32 for most of its life
 constexpr int64_t kMaxHeader = 1 << 20;

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "checkpoint/error_codes.h"
 #include "checkpoint/scheme_builders.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kUnsupported = ErrorCode::unsupported;
 constexpr size_t kMaxPatterns = 100000;
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/thread_pool.h"
+#include "checkpoint/error_codes.h"
 #include "checkpoint/layer_loader.h"
 #include "checkpoint/quantize_target.h"
 #include "moekit/checkpoint.h"
@@ -25,8 +26,6 @@
 namespace moekit {
 namespace checkpoint {
 namespace {
-
-constexpr ErrorCode kUnsupported = ErrorCode::unsupported;
 
 /// Names of a directory's entries, sorted.
 std::vector<std::string> names_in(const std::string& directory) {

@@ -10,11 +10,11 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/math.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file;
 /// The format's own limit; a longer header is hostile or no header at all.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 /// More axes than any tool writes; bounds a shape's memory.

@@ -4,11 +4,11 @@
 #include <optional>
 
 #include "base/check.h"
+#include "checkpoint/error_codes.h"
 
 namespace moekit::checkpoint {
 namespace {
 
-constexpr ErrorCode kUnsupported = ErrorCode::unsupported;
 constexpr unsigned kFloatScales = bit(DType::f32) | bit(DType::bf16) | bit(DType::f16);
 constexpr unsigned kE8m0Scales = bit(DType::u8) | bit(DType::f8_e8m0);
 

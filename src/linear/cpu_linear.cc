@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t kHeadBytes = 128;
 constexpr int64_t kChunkRows = 960;
 constexpr int64_t kRowBlock = 120;
-constexpr int64_t kSerialValues = 32768;
 
 struct Head {
   PanelSpec spec;

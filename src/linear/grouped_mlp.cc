@@ -11,9 +11,6 @@
 namespace moekit::linear {
 namespace {
 
-/// Below so many values one thread prepares all rows: a barrier would cost more.
-constexpr int64_t kSerialValues = 32768;
-
 /// One call: what run_mlp's steps share.
 class Pass {
  public:

@@ -18,7 +18,6 @@ namespace {
 /// K of one turn over panels that share lines: so many unit rows stay in the caches, even where
 /// they lie a power of two apart.
 constexpr int64_t kOuterStep = 256;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// What turns a stored integer into a centred one, for every nibble or byte of a word.
 uint32_t centring(const StoredMatrix& m, const PanelSpec& spec) {

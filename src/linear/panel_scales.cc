@@ -12,8 +12,6 @@
 namespace moekit::linear {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 void store_scale(Scale kind, float value, int64_t index, std::byte* out) {
   switch (kind) {
     case Scale::none: return;

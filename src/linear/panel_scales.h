@@ -3,11 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "linear/panel_spec.h"
 #include "quant/stored_matrix.h"
 
 namespace moekit::linear {
+
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Asks for what pack_scales and pack_zeros will read and write, so that it comes while codes are
 /// packed. `panel_out` is the panel's first byte.

@@ -11,6 +11,9 @@
 
 namespace moekit::linear {
 
+/// Below so many values one thread prepares all rows: a barrier would cost more.
+inline constexpr int64_t kSerialValues = 32768;
+
 /// The kernel table and number formats of one product.
 struct ProductPlan {
   const Kernels* kernels = nullptr;

@@ -7,11 +7,6 @@
 #include "prepare/dispatch.h"
 
 namespace moekit::prepare {
-namespace {
-
-CallState& state_of(std::byte* workspace) { return *reinterpret_cast<CallState*>(workspace); }
-
-}  // namespace
 
 Traits Distributed::traits(const Problem& problem) const {
   Traits t;

@@ -114,6 +114,10 @@ struct CallState {
   LentResults lent;            ///< and while results are
 };
 
+inline CallState& state_of(std::byte* workspace) {
+  return *reinterpret_cast<CallState*>(workspace);
+}
+
 /// Units of `rank`: 1 for standard rows, else its local experts.
 int64_t units_of(const Problem& problem, RowsLayout rows, int rank);
 /// Largest number of rows that a unit can receive.

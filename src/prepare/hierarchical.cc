@@ -37,10 +37,6 @@ struct Levels {
   }
 };
 
-const CallState& state_of(std::byte* workspace) {
-  return *reinterpret_cast<const CallState*>(workspace);
-}
-
 /// The second level's view of a call: the rows that this rank passes on are its tokens.
 template <typename Args>
 Args relay_args(const Args& args, const DistributedLayout& between) {

@@ -12,10 +12,10 @@
 namespace moekit::router {
 namespace {
 
-struct Scratch {
+struct RefScratch {
   Region scores, selection, allowed, groups, slots;
   int64_t bytes = 0;
-  Scratch(const RouterSpec& spec, int64_t num_experts, int64_t top_k) {
+  RefScratch(const RouterSpec& spec, int64_t num_experts, int64_t top_k) {
     WorkspaceLayout layout;
     scores = layout.add(num_experts, sizeof(float));
     selection = layout.add(num_experts, sizeof(float));
@@ -87,13 +87,13 @@ class RefRouter final : public Router {
 
   int64_t workspace_bytes(const RouterSpec& spec, int64_t num_experts, int64_t top_k,
                           int /*num_threads*/) const override {
-    return Scratch(spec, num_experts, top_k).bytes;
+    return RefScratch(spec, num_experts, top_k).bytes;
   }
 
   void run(const Args& args) const override {
     check_run(args);
     const RouterSpec& spec = *args.spec;
-    const Scratch scratch(spec, args.num_experts, args.top_k);
+    const RefScratch scratch(spec, args.num_experts, args.top_k);
     auto* scores = scratch.scores.in<float>(args.workspace);
     auto* selection = scratch.selection.in<float>(args.workspace);
     auto* allowed = scratch.allowed.in<bool>(args.workspace);
