@@ -4,6 +4,7 @@
 #include "tests/plugins/fake_cuda.h"
 
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ namespace {
 
 moekit_fake_cuda state{1, 90, 0, 0, 0, 0, 0, 0, -1, "", nullptr, "", 0, 0, 0, 0, 0.0};
 
+/// What is enqueued now becomes a graph: it is counted, not computed.
+bool capturing = false;
+
 float load(device::RowType type, const std::byte* row, int64_t i) {
   if (type == device::RowType::f32) return reinterpret_cast<const float*>(row)[i];
   return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[i]);
@@ -33,12 +37,14 @@ class Experts final : public device::DeviceExperts {
   explicit Experts(const device::ExpertsSpec& spec)
       : spec_(spec),
         image_(spec.config, spec.kernels),
-        images_(static_cast<size_t>(spec.num_experts * image_.bytes)) {
+        images_(static_cast<size_t>(spec.num_experts * image_.bytes)),
+        decoded_(static_cast<size_t>(spec.num_experts)) {
     state.kernels = static_cast<int32_t>(spec.kernels);
   }
   void upload(int64_t expert, const std::byte* image) override {
     ++state.uploads;
     std::memcpy(images_.data() + expert * image_.bytes, image, static_cast<size_t>(image_.bytes));
+    decoded_[static_cast<size_t>(expert)] = {};
   }
   void finish() override { ++state.finishes; }
   std::unique_ptr<device::ExpertsWorkspace> make_workspace() const override;
@@ -69,30 +75,42 @@ class Experts final : public device::DeviceExperts {
   }
 
  private:
+  struct Matrices {
+    std::vector<float> gate, up, down;
+  };
+
   std::vector<float> expert(int32_t e, const std::vector<float>& x) const {
     const MoeConfig& c = spec_.config;
     const std::byte* at = images_.data() + e * image_.bytes;
+    const Matrices& w = matrices(e, at);
     std::vector<float> gate;
-    if (c.activation.gated) gate = product(at, image_.gate, spec_.gate_up_global, x);
-    std::vector<float> h = product(at, image_.up, spec_.gate_up_global, x);
+    if (c.activation.gated) gate = product(at, image_.gate, w.gate, x);
+    std::vector<float> h = product(at, image_.up, w.up, x);
     for (size_t n = 0; n < h.size(); ++n) {
       h[n] = ref::activate<float>(c.activation, gate.empty() ? 0.0f : gate[n], h[n]);
     }
     quant::round_trip_row(c.down_input, 1.0f, h.data(), c.inter);
-    return product(at, image_.down, spec_.down_global, h);
+    return product(at, image_.down, w.down, h);
   }
 
-  static std::vector<float> product(const std::byte* at, const ImageMatrix& m, ScaleSense sense,
+  /// Decoded once, not once a row.
+  const Matrices& matrices(int32_t e, const std::byte* at) const {
+    const std::lock_guard lock(mutex_);
+    Matrices& w = decoded_[static_cast<size_t>(e)];
+    if (w.up.empty()) {
+      if (spec_.config.activation.gated) w.gate = decode(at, image_.gate, spec_.gate_up_global);
+      w.up = decode(at, image_.up, spec_.gate_up_global);
+      w.down = decode(at, image_.down, spec_.down_global);
+    }
+    return w;
+  }
+
+  static std::vector<float> product(const std::byte* at, const ImageMatrix& m,
+                                    const std::vector<float>& weights,
                                     const std::vector<float>& x) {
-    float global;
-    std::memcpy(&global, at + m.global.offset, sizeof(global));
-    std::vector<float> y(static_cast<size_t>(m.layout.rows)), w(x.size());
-    for (int64_t n = 0; n < m.layout.rows; ++n) {
-      if (m.panels) {
-        expand_row(at + m.codes.offset, m, n, global, w);
-      } else {
-        decode_row(at, m, n, global, sense, w);
-      }
+    std::vector<float> y(static_cast<size_t>(m.layout.rows));
+    const float* w = weights.data();
+    for (size_t n = 0; n < y.size(); ++n, w += x.size()) {
       double sum = 0.0;
       if (m.bias.bytes > 0) sum = reinterpret_cast<const float*>(at + m.bias.offset)[n];
       for (size_t k = 0; k < x.size(); ++k) sum += double{w[k]} * x[k];
@@ -101,19 +119,35 @@ class Experts final : public device::DeviceExperts {
     return y;
   }
 
+  static std::vector<float> decode(const std::byte* at, const ImageMatrix& m, ScaleSense sense) {
+    float global;
+    std::memcpy(&global, at + m.global.offset, sizeof(global));
+    const int64_t rows = m.layout.rows, columns = m.layout.cols;
+    std::vector<float> weights(static_cast<size_t>(rows * columns));
+    for (int64_t n = 0; n < rows; ++n) {
+      float* const row = weights.data() + n * columns;
+      if (m.panels) {
+        expand_row(at + m.codes.offset, m, n, global, row);
+      } else {
+        decode_row(at, m, n, global, sense, row);
+      }
+    }
+    return weights;
+  }
+
   static void decode_row(const std::byte* at, const ImageMatrix& m, int64_t n, float global,
-                         ScaleSense sense, std::vector<float>& w) {
+                         ScaleSense sense, float* w) {
     quant::EncodedLayout layout = m.layout;
     layout.scales_offset = m.scales.offset - m.codes.offset;
     StoredMatrix stored = layout.view(at + m.codes.offset);
     stored.global_sense = sense;
     stored.global = global;
-    quant::decode_weights(stored, n, 0, stored.cols, w.data());
+    quant::decode_weights(stored, n, 0, stored.cols, w);
   }
 
   /// As the matrix kernels read panels; a multiplier is applied to weights instead of sums.
   static void expand_row(const std::byte* panels, const ImageMatrix& m, int64_t n, float multiplier,
-                         std::vector<float>& w) {
+                         float* w) {
     const int64_t columns = m.layout.cols;
     for (int64_t k = 0; k < columns; ++k) {
       w[k] = test::panel_value(*m.panels, panels, columns, n, k).as_bf16() * multiplier;
@@ -123,6 +157,8 @@ class Experts final : public device::DeviceExperts {
   device::ExpertsSpec spec_;
   ExpertImage image_;
   std::vector<std::byte> images_;
+  mutable std::mutex mutex_;
+  mutable std::vector<Matrices> decoded_;  // of experts that have been called
 };
 
 class Workspace final : public device::ExpertsWorkspace {
@@ -143,7 +179,7 @@ class Workspace final : public device::ExpertsWorkspace {
       --state.fail_runs;
       fail(ErrorCode::cuda, "the fake GPU fell off the bus");
     }
-    experts_.run(call);
+    if (!capturing) experts_.run(call);
     if (call.spans != nullptr) tell_steps(*call.spans);
   }
 
@@ -194,7 +230,9 @@ class Tools final : public device::GpuTools {
   std::vector<double> time_graph(int, device::Replays replays,
                                  FunctionRef<void(void* stream)> enqueue) const override {
     ++state.graphs;
+    capturing = true;
     enqueue(&state);
+    capturing = false;
     std::vector<double> times;
     for (int i = replays.timed - 1; i >= 0; --i) times.push_back(1000.0 + i);
     return times;

@@ -206,13 +206,13 @@ TEST_P(Overlap, StepsInAnotherOrderOnOneRank) {
       {{0, 1, 0, 1, 0, 1}, {0, 1, 1, 0, 0, 1}},  // experts of call 1 first
       {{0, 1, 0, 1, 0, 1}, {0, 0, 1, 0, 1, 1}},  // dispatch of call 1 later
   };
-  for (const auto& [most, odd] : orders) {
+  for (const auto& order : orders) {
     std::atomic<bool> heaps{false};
     const auto endings =
         on_ranks(std::chrono::milliseconds(300), [&](const Layer& layer, int rank) {
           if (layer.explanation().plan.heap_bytes > 0) heaps = true;
           InFlight calls(layer, rank, 2);
-          for (const int i : rank == 1 ? odd : most) calls.step(i);
+          for (const int i : rank == 1 ? order.second : order.first) calls.step(i);
           for (int i = 0; i < 2; ++i) {
             const std::vector<float> mine = calls.batch(i).output;
             layer.run(calls.batch(i).args());
