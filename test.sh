@@ -2,9 +2,9 @@
 # Builds moekit and tests it on the CPU.
 #   ./test.sh         release build, ctest -L cpu, the Python tests, the Python package in an environment of its own,
 #                     layers, headers, installed package and its consumers
-#   ./test.sh --ci    the same with -Werror, and: formatting, address+undefined and thread sanitizers (the latter with
-#                     ranks that die, stall and lie), clang with a minute of fuzzing, repeated and shuffled runs of the
-#                     concurrent tests, the CUDA code compiled where nvcc 13 is found
+#   ./test.sh --ci    the same with -Werror, and: formatting, repeated and shuffled runs of the concurrent tests, all tests
+#                     built by clang with the address and undefined sanitizers, a minute of fuzzing, the thread sanitizer
+#                     (with ranks that die, stall and lie), the CUDA code compiled where nvcc 13 is found
 #   ./test.sh --cuda  also compiles the CUDA code (nvcc 13 or later), its tests and its bench
 # Ends non-zero at the first failure. CMAKE_BUILD_PARALLEL_LEVEL sets the jobs (default: all CPUs);
 # MOEKIT_FUZZ_SECONDS the time of fuzzing (default 60).
@@ -125,7 +125,7 @@ python_tests() {
   if ! cmp -s tests/python/requirements.txt "$stamp"; then
     if .venv/bin/python -m pip install -q -r tests/python/requirements.txt; then
       cp tests/python/requirements.txt "$stamp"
-    elif .venv/bin/python -c 'import numpy, ml_dtypes, pytest' 2>/dev/null; then
+    elif .venv/bin/python -c 'import numpy, ml_dtypes, pytest, xdist' 2>/dev/null; then
       echo "pip could not reach its index; using the packages that .venv has"
     else
       echo "SKIPPED: the Python tests need tests/python/requirements.txt, and pip could not install it (no network?)"
@@ -133,7 +133,11 @@ python_tests() {
       return
     fi
   fi
-  run .venv/bin/python -m pytest -q -rs tests/python --ignore tests/python/pkg
+  local pytest=(.venv/bin/python -m pytest -q -rs) mpi
+  mpi=(tests/python/test_mpi*.py)
+  run "${pytest[@]}" -n "$(jobs)" --dist worksteal tests/python --ignore tests/python/pkg "${mpi[@]/#/--ignore=}"
+  # Ranks wait for each other by polling, with deadlines: one group at a time.
+  run "${pytest[@]}" "${mpi[@]}"
 }
 
 # The Python package as its user gets it: a wheel of what release_tests built, installed in a fresh environment,
@@ -166,10 +170,10 @@ package_tests() {
 # Runs a program of one line under a sanitizer, bare and without address randomization, and sets `launcher`
 # to what works. Kernels with many random bits of mmap break the thread sanitizer of older compilers.
 sanitizer_launcher() {
-  local flag=$1 folder
+  local compiler=$1 flag=$2 folder
   folder=$(mktemp -d)
   echo 'int main() { return 0; }' >"$folder/probe.cc"
-  g++ "-fsanitize=$flag" "$folder/probe.cc" -o "$folder/probe"
+  "$compiler" "-fsanitize=$flag" "$folder/probe.cc" -o "$folder/probe"
   launcher=()
   if ! "$folder/probe" >/dev/null 2>&1; then
     launcher=(setarch "$(uname -m)" -R)
@@ -184,7 +188,7 @@ leak_option() {
   local folder
   folder=$(mktemp -d)
   echo 'int main() { return 0; }' >"$folder/probe.cc"
-  g++ -fsanitize=address "$folder/probe.cc" -o "$folder/probe"
+  clang++ -fsanitize=address "$folder/probe.cc" -o "$folder/probe"
   if ASAN_OPTIONS=detect_leaks=1 "$folder/probe" >/dev/null 2>&1; then echo 1; else echo 0; fi
   rm -rf "$folder"
 }
@@ -194,8 +198,9 @@ sanitizer_tests() {
   local name=$1 flags=$2 filter=$3 launcher
   shift 3
   heading "Sanitizer build: $flags"
-  sanitizer_launcher "${flags%%,*}"
-  local leaks=0
+  local compiler=g++ leaks=0
+  if [ "$name" = asan ]; then compiler=clang++; fi
+  sanitizer_launcher "$compiler" "${flags%%,*}"
   if [ "$name" = asan ]; then
     leaks=$(leak_option)
     [ "$leaks" = 1 ] || skipped+=("leak detection: this container forbids a process to trace itself")
@@ -203,7 +208,7 @@ sanitizer_tests() {
   export ASAN_OPTIONS=detect_leaks=$leaks:strict_string_checks=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-  build "build/$name" "$name" -- "$@"
+  build "build/$name" "$name" -DMOEKIT_WERROR=ON -- "$@"
   test_programs "build/$name" "$filter" "${launcher[@]}"
 }
 
@@ -228,15 +233,12 @@ stress_rounds() {
 
 first_cpu() { taskset -cp $$ | sed 's/.*: *\([0-9]*\).*/\1/'; }
 
-clang_and_fuzz() {
-  local seconds=${MOEKIT_FUZZ_SECONDS:-60} scratch
-  heading "clang build and $seconds s of fuzzing"
-  # The product's code; the tests have been through g++ three times.
-  build build/clang clang -DMOEKIT_WERROR=ON -- moekit_core moekit_shared moekit_cli moekit_fuzzers
+fuzz() {
+  local seconds=${MOEKIT_FUZZ_SECONDS:-60} scratch fuzzer
+  heading "$seconds s of fuzzing"
   scratch=$(mktemp -d)
-  local fuzzer
-  for fuzzer in build/clang/tests/fuzz/*_fuzz; do
-    [ -x "$fuzzer" ] || die "no fuzz target was built: expected build/clang/tests/fuzz/*_fuzz"
+  for fuzzer in build/asan/tests/fuzz/*_fuzz; do
+    [ -x "$fuzzer" ] || die "no fuzz target was built: expected build/asan/tests/fuzz/*_fuzz"
     # The kept corpus is read, new finds go to the scratch folder.
     run "$fuzzer" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 \
       -artifact_prefix="$scratch/" "$scratch" tests/fuzz/corpus
@@ -273,14 +275,15 @@ if $ci; then
   stress build 2
   stress_rounds build
   # The model checker's minutes tell a sanitizer nothing; nor do, to that of threads, those of arithmetic on one.
-  sanitizer_tests asan address,undefined '-PushModel*' moekit_tests
+  # clang builds the whole product here, each file without precompiled headers: it has to include what it uses.
+  sanitizer_tests asan address,undefined '-PushModel*' moekit_tests moekit_shared moekit_cli moekit_fuzzers
+  fuzz
   sanitizer_tests tsan thread '-*EveryFormatPairOnEveryIsa*:*EveryFormatOnEveryIsa*' "${tsan_tests[@]/#/test_}"
   heading "Stress under the thread sanitizer"
-  sanitizer_launcher thread
+  sanitizer_launcher g++ thread
   stress_rounds build/tsan "${launcher[@]}"
-  clang_and_fuzz
 fi
 if $ci || $cuda; then cuda_compile; fi
 
-heading "All passed"
+heading "All passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"
 for message in "${skipped[@]}"; do echo "not run: $message"; done

@@ -207,7 +207,22 @@ class Tree:
             if message:
                 self.error(path, line, f'includes "{name}": {message}')
         self.edges[path.resolve()] = targets
+        self.own_header(path, targets, starts, code)
         self.sizes(path, text)
+
+    def own_header(self, path, targets, starts, code):
+        """A file of src/ includes the header of its name first, so that building it alone proves the header complete
+        (cmake/CheckHeaders.cmake compiles the others)."""
+        if path.relative_to(self.root).parts[0] != "src":
+            return
+        if path.suffix == ".h" and not path.stem.endswith("-inl") and "#pragma once" not in code:
+            self.error(path, 1, "has no #pragma once")
+        own = path.with_suffix(".h")
+        if path.suffix != ".cc" or not own.is_file():
+            return
+        first = INCLUDE.search(code)
+        if not targets or targets[0][0] != own.resolve() or line_of(starts, first.start(2)) != targets[0][1]:
+            self.error(path, line_of(starts, first.start(2)) if first else 1, f"includes something before {own.name}")
 
     def sizes(self, path, text):
         count = text.count("\n")
@@ -398,16 +413,21 @@ def self_test():
         ({"src/base/a.cc": "void f() { exit(1); }\n"}, "ends the process"),
         ({"src/base/a.cc": "void f() { if (x) return ::abort(); }\n"}, "ends the process"),
         ({"src/other/a.cc": ""}, "is no layer"),
+        ({"src/base/a.cc": '#include <vector>\n#include "base/a.h"\n', "src/base/a.h": "#pragma once\n"}, "before a.h"),
+        ({"src/base/a.cc": "int x;\n", "src/base/a.h": "#pragma once\n"}, "before a.h"),
+        ({"src/base/a.h": "int f();\n"}, "no #pragma once"),
         ({"src/base/a.cc": "", "src/base/CMakeLists.txt": "target_sources(x PRIVATE ba.cc)"}, "does not name it"),
         ({"kernels/x/src/a.h": '#include "kernels/x/shim/b.h"\n', "kernels/x/shim/b.h": ""}, "may not see its shim"),
         ({"src/experts/a.cc": '#include "kernels/x/shim/b.h"\n', "kernels/x/shim/b.h": ""}, "only a drop's api.h"),
     ]
     clean = [
-        {"bench/cpu/a.cc": '#include "base/b.h"\n', "src/base/b.h": ""},
+        {"bench/cpu/a.cc": '#include "base/b.h"\n', "src/base/b.h": "#pragma once\n"},
+        {"src/base/a.cc": '// a\n#include "base/a.h"\n#include <vector>\n', "src/base/a.h": "#pragma once\n"},
         {"src/base/env.cc": 'auto x = std::getenv("X");\n'},
         {"src/base/a.cc": '// printf("x")\nauto s = "abort()"; void f(B b) { b.exit(); snprintf(p, 1, "x"); }\n'},
         {"src/comm/a.cc": "void abort(int); void h() { abort(\"why\"); } void A::abort(int) {} void g() { c->abort(1); }\n"},
-        {"src/api/a.cc": '#include "checkpoint/b.h"\n#include "engine/c.h"\n', "src/checkpoint/b.h": "", "src/engine/c.h": ""},
+        {"src/api/a.cc": '#include "checkpoint/b.h"\n#include "engine/c.h"\n', "src/checkpoint/b.h": "#pragma once\n",
+         "src/engine/c.h": "#pragma once\n"},
     ]
     bad = 0
     for files, expected in cases + [(files, None) for files in clean]:

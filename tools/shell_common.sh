@@ -3,7 +3,7 @@
 
 export LC_ALL=C.UTF-8
 
-heading() { printf '\n== %s\n' "$*"; }
+heading() { printf '\n== %s (at %d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 die() {
   printf '%s\n' "$*" >&2
