@@ -104,7 +104,9 @@ cudaError_t activate_rows(const float* gate_up, int64_t num_rows, int64_t inter,
 
 /// out[t] = sum over slots j of weight * row, each product rounded to fp32, added in slot order, no
 /// fused multiply-add; slots without an expert are skipped unread, a token without any gets zeros.
-/// rows: [num_tokens, top_k, width]; ids as build_index got them. width is a multiple of 8.
+/// rows: [num_tokens, top_k, width]; ids as build_index got them. width is a multiple of 8. With
+/// `overlap`, the launch before this one on the stream writes none of ids, weights and live_tokens,
+/// and lets dependents start only when everything before it is complete.
 cudaError_t combine_rows(const void* rows, RowType type, const int32_t* ids, const float* weights,
                          int64_t num_tokens, const int32_t* live_tokens, int32_t top_k,
                          int32_t num_experts, int64_t width, RowType out_type, void* out,

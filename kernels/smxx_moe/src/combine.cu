@@ -1,5 +1,5 @@
-// Combine: the slot-ordered, weighted sum of each token's rows (docs/numerics.md), eight columns a
-// thread. And the activation of fp32 rows, for chains without a fused epilogue.
+// Combine: the slot-ordered, weighted sum of each token's rows (docs/numerics.md), 16 bytes of each
+// row a thread. And the activation of fp32 rows, for chains without a fused epilogue.
 #include <cuda_bf16.h>
 
 #include "kernels/common/copy.cuh"
@@ -11,7 +11,8 @@ namespace moekit::kernels::smxx_moe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 8;
+/// Columns of a thread.
+constexpr int columns_of(RowType type) { return type == RowType::f32 ? 4 : 8; }
 
 struct CombineArgs {
   const void* rows;
@@ -21,7 +22,7 @@ struct CombineArgs {
   const int32_t* live_tokens;
   int32_t top_k;
   int32_t num_experts;
-  int32_t pieces;  // groups of kColumns columns in a row
+  int32_t pieces;  // groups of columns_of() columns in a row
   void* out;
 };
 
@@ -30,13 +31,11 @@ struct Piece;
 
 template <>
 struct Piece<RowType::f32> {
-  float4 v[2];
+  float4 v;
   __device__ __forceinline__ void load(const void* base, int64_t piece) {
-    const auto* p = static_cast<const float4*>(base) + piece * 2;
-    v[0] = __ldg(p);
-    v[1] = __ldg(p + 1);
+    v = __ldg(static_cast<const float4*>(base) + piece);
   }
-  __device__ __forceinline__ float at(int i) const { return (&v[i / 4].x)[i % 4]; }
+  __device__ __forceinline__ float at(int i) const { return (&v.x)[i]; }
 };
 
 template <>
@@ -51,63 +50,90 @@ struct Piece<RowType::bf16> {
   }
 };
 
-template <RowType kType>
+/// kColumns columns, 8 to 32 bytes.
+template <RowType kType, int kColumns>
 __device__ __forceinline__ void store_piece(void* base, int64_t piece,
                                             const float (&sum)[kColumns]) {
-  if constexpr (kType == RowType::f32) {
-    auto* p = static_cast<float4*>(base) + piece * 2;
-    p[0] = {sum[0], sum[1], sum[2], sum[3]};
-    p[1] = {sum[4], sum[5], sum[6], sum[7]};
-  } else {
-    uint4 words;
+  constexpr int kWords = kType == RowType::f32 ? kColumns : kColumns / 2;
+  uint32_t words[kWords];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kWords; ++i) {
+    if constexpr (kType == RowType::f32) {
+      words[i] = __float_as_uint(sum[i]);
+    } else {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
-      (&words.x)[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
     }
-    static_cast<uint4*>(base)[piece] = words;
+  }
+  auto* to = static_cast<uint32_t*>(base) + piece * kWords;
+  if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      *reinterpret_cast<uint4*>(to + i) = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+    }
   }
 }
 
-template <RowType kIn, RowType kOut>
+/// kBatch slots of a token, from `first` on.
+template <int kBatch>
+struct Slots {
+  bool present[kBatch];
+  float weight[kBatch];
+
+  __device__ __forceinline__ void load(const CombineArgs& args, int64_t token, int32_t first) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int64_t slot = token * args.top_k + first + j;
+      const bool inside = first + j < args.top_k;
+      present[j] =
+          inside && static_cast<uint32_t>(args.ids[slot]) < static_cast<uint32_t>(args.num_experts);
+      weight[j] = inside ? args.weights[slot] : 0.0f;
+    }
+  }
+};
+
+/// kBatch rows in flight: the sum has to be ordered, the loads do not. Ids and weights are older
+/// than the predecessor: where few tokens leave nothing else to do (decode chains, whose rows are
+/// f32), the first ones are there when its rows are.
+template <RowType kIn, RowType kOut, int kBatch>
 __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineArgs args) {
-  wait_for_predecessor();
-  release_dependents();
+  constexpr int kColumns = columns_of(kIn);
   const int32_t tokens = live_count(args.num_tokens, args.live_tokens);
   const int64_t total = static_cast<int64_t>(tokens) * args.pieces;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
-       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+  int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  Slots<kBatch> slots;
+  bool loaded = kIn == RowType::f32;
+  if (loaded && i < total) slots.load(args, i / args.pieces, 0);
+  wait_for_predecessor();
+  release_dependents();
+  for (; i < total; i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t token = i / args.pieces;
     const int64_t column = i - token * args.pieces;
     float sum[kColumns] = {};
     bool any = false;
-    // Four rows in flight: the sum has to be ordered, the loads do not.
-    constexpr int kBatch = 4;
     for (int32_t first = 0; first < args.top_k; first += kBatch) {
+      if (!loaded) slots.load(args, token, first);
+      loaded = false;
       Piece<kIn> piece[kBatch];
-      float weight[kBatch];
-      bool present[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const int64_t slot = token * args.top_k + first + j;
-        present[j] = first + j < args.top_k && static_cast<uint32_t>(args.ids[slot]) <
-                                                   static_cast<uint32_t>(args.num_experts);
-        if (!present[j]) continue;
-        weight[j] = args.weights[slot];
-        piece[j].load(args.rows, slot * args.pieces + column);
+        if (slots.present[j]) piece[j].load(args.rows, slot * args.pieces + column);
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        if (!present[j]) continue;
+        if (!slots.present[j]) continue;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          const float product = __fmul_rn(weight[j], piece[j].at(c));
+          const float product = __fmul_rn(slots.weight[j], piece[j].at(c));
           sum[c] = any ? __fadd_rn(sum[c], product) : product;
         }
         any = true;
       }
     }
-    store_piece<kOut>(args.out, i, sum);
+    store_piece<kOut, kColumns>(args.out, i, sum);
   }
 }
 
@@ -182,19 +208,21 @@ cudaError_t combine_rows(const void* rows, RowType type, const int32_t* ids, con
                          int64_t num_tokens, const int32_t* live_tokens, int32_t top_k,
                          int32_t num_experts, int64_t width, RowType out_type, void* out,
                          cudaStream_t stream, bool overlap) {
-  if (width <= 0 || width % kColumns != 0 || num_tokens > INT32_MAX) return cudaErrorInvalidValue;
+  if (width <= 0 || width % 8 != 0 || num_tokens > INT32_MAX) return cudaErrorInvalidValue;
   if (num_tokens == 0) return cudaSuccess;
-  const CombineArgs args{rows,        ids,   weights,     static_cast<int32_t>(num_tokens),
-                         live_tokens, top_k, num_experts, static_cast<int32_t>(width / kColumns),
-                         out};
+  const CombineArgs args{
+      rows,        ids,   weights,     static_cast<int32_t>(num_tokens),
+      live_tokens, top_k, num_experts, static_cast<int32_t>(width / columns_of(type)),
+      out};
   const LaunchShape shape{blocks_for(num_tokens * args.pieces), kThreads, 0, stream, overlap};
   using enum RowType;
+  // In a decode chain each round of loads is a latency that nothing hides.
   if (type == f32) {
-    return out_type == f32 ? launch(combine_kernel<f32, f32>, shape, args)
-                           : launch(combine_kernel<f32, bf16>, shape, args);
+    return out_type == f32 ? launch(combine_kernel<f32, f32, 8>, shape, args)
+                           : launch(combine_kernel<f32, bf16, 8>, shape, args);
   }
-  return out_type == f32 ? launch(combine_kernel<bf16, f32>, shape, args)
-                         : launch(combine_kernel<bf16, bf16>, shape, args);
+  return out_type == f32 ? launch(combine_kernel<bf16, f32, 4>, shape, args)
+                         : launch(combine_kernel<bf16, bf16, 4>, shape, args);
 }
 
 cudaError_t activate_rows(const float* gate_up, int64_t num_rows, int64_t inter,
