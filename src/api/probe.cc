@@ -150,13 +150,22 @@ NamedMultiplier choose_multiplier() {
   return {multiply_portable, "portable fp32"};
 }
 
+/// What caches do not hold. A sanitized program measures nothing, and keeps up to five times as
+/// much for each byte.
+int64_t probe_bytes([[maybe_unused]] int64_t last_level_cache_bytes) {
+#ifdef MOEKIT_SANITIZED
+  return 4 * kReadChunk;
+#else
+  return round_up(std::max(int64_t{256} << 20, 4 * last_level_cache_bytes), kReadChunk);
+#endif
+}
+
 }  // namespace
 
 Probe::Probe(int num_threads, int64_t last_level_cache_bytes)
     : threads_(num_threads > 0 ? num_threads : usable_cpus()),
       // Prefetches run past the last chunk, hence the tail.
-      memory_(round_up(std::max(int64_t{256} << 20, 4 * last_level_cache_bytes), kReadChunk) +
-              4096) {
+      memory_(probe_bytes(last_level_cache_bytes) + 4096) {
   best_.threads = threads_.num_threads();
   best_.matrix_instruction = choose_multiplier().name;
   const int64_t chunks = (memory_.size() - 4096) / kReadChunk;
