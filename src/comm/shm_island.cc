@@ -73,7 +73,8 @@ class ShmIsland::Ring {
     FrameHeader written = header;
     written.bytes = static_cast<uint32_t>(taken);
     std::memcpy(frame, &written, sizeof(written));
-    if (payload != nullptr) std::memcpy(frame + sizeof(written), payload, static_cast<size_t>(taken));
+    if (payload != nullptr)
+      std::memcpy(frame + sizeof(written), payload, static_cast<size_t>(taken));
     head_->sent.store(sent + 1, std::memory_order_release);  // publishes the frame
     return taken;
   }
