@@ -80,8 +80,10 @@ ctest_cpu() {
 test_programs() {
   local folder=$1 filter=$2 programs
   shift 2
-  mapfile -t programs < <({ printf "$folder/tests/test_%s\n" "${slow_tests[@]}" | xargs ls 2>/dev/null || true
-                            find "$folder/tests" -maxdepth 1 -name 'test_*' -type f -executable | sort; } | awk '!seen[$0]++')
+  # First the slow ones, then all that have not been named.
+  mapfile -t programs < <(for name in "${slow_tests[@]}" '*'; do
+    find "$folder/tests" -maxdepth 1 -name "test_$name" -type f -executable | sort
+  done | awk '!seen[$0]++')
   [ ${#programs[@]} -gt 0 ] || die "no test programs in $folder/tests"
   printf '$ %s --gtest_filter=%s\n' "${programs[*]}" "$filter"
   printf '%s\0' "${programs[@]}" |
@@ -202,12 +204,12 @@ sanitizer_tests() {
   shift 3
   heading "Sanitizer build: $flags"
   local compiler=g++ leaks=0
-  if [ "$name" = asan ]; then compiler=clang++; fi
-  sanitizer_launcher "$compiler" "${flags%%,*}"
   if [ "$name" = asan ]; then
+    compiler=clang++
     leaks=$(leak_option)
     [ "$leaks" = 1 ] || skipped+=("leak detection: this container forbids a process to trace itself")
   fi
+  sanitizer_launcher "$compiler" "${flags%%,*}"
   export ASAN_OPTIONS=detect_leaks=$leaks:strict_string_checks=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
@@ -288,5 +290,5 @@ if $ci; then
 fi
 if $ci || $cuda; then cuda_compile; fi
 
-heading "All passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"
+heading "All passed"
 for message in "${skipped[@]}"; do echo "not run: $message"; done

@@ -207,10 +207,10 @@ class Tree:
             if message:
                 self.error(path, line, f'includes "{name}": {message}')
         self.edges[path.resolve()] = targets
-        self.own_header(path, targets, starts, code)
+        self.own_header(path, code)
         self.sizes(path, text)
 
-    def own_header(self, path, targets, starts, code):
+    def own_header(self, path, code):
         """A file of src/ includes the header of its name first, so that building it alone proves the header complete
         (cmake/CheckHeaders.cmake compiles the others)."""
         if path.relative_to(self.root).parts[0] != "src":
@@ -221,8 +221,8 @@ class Tree:
         if path.suffix != ".cc" or not own.is_file():
             return
         first = INCLUDE.search(code)
-        if not targets or targets[0][0] != own.resolve() or line_of(starts, first.start(2)) != targets[0][1]:
-            self.error(path, line_of(starts, first.start(2)) if first else 1, f"includes something before {own.name}")
+        if not first or self.resolve(path, first.group(2)) != own.resolve():
+            self.error(path, line_of(line_starts(code), first.start(2)) if first else 1, f"includes something before {own.name}")
 
     def sizes(self, path, text):
         count = text.count("\n")

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "linear/pack_loops.h"
 #include "quant/stored_codec.h"
