@@ -149,7 +149,7 @@ TEST_P(Faults, ARankThatStallsBeyondTheDeadline) {
     expect_noticed(w, outcome);
     for (const RankOutcome& r : outcome.ranks) {
       EXPECT_EQ(r.code, ErrorCode::timeout) << r.error;
-      expect_words(r.error, {"for " + name_of(w.fault.rank) + " (last seen in phase "});
+      expect_words(r.error, {name_of(w.fault.rank) + " (last seen in phase "});
     }
   });
   expect_a_new_group_works();
@@ -280,7 +280,7 @@ TEST_P(Faults, ARankThatMakesFewerCalls) {  // F04
   World w = world();
   w.deadline = 3 * kDeadline;
   w.left_out = {2};
-  expect_two_calls(w, {"for " + name_of(w.fault.rank) + " (last seen in phase ",
+  expect_two_calls(w, {name_of(w.fault.rank) + " (last seen in phase ",
                        "layer 0, call 1, has left the group)", "layer 0, call 2"});
   expect_a_new_group_works();
 }
