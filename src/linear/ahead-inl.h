@@ -11,6 +11,10 @@ constexpr int64_t kFarAheadBytes = 8192;
 /// read at 0.6 where fp8 without scales read at 1.0 of the probe (Zen 4, 2026-11).
 constexpr int64_t kScalesAheadBytes = 512;
 
+/// The same where codes are decoded that ask_for_share() brought into the second cache: farther
+/// would take them from memory in one burst, which the decoder waits for.
+constexpr int64_t kDecodeAheadBytes = 512;
+
 /// Where a tile of `rows` rows wants lines: 3 is the first cache, 2 the second. A request into the
 /// first holds one of its few miss buffers until memory answers. That pays for a few rows of codes
 /// without segments, one unbroken stream (bf16 0.95 of the read probe; 0.89 from the second cache);
@@ -59,4 +63,13 @@ struct Ahead {
   if (p.segment == 0) return;
   const std::byte* scales = p.next + (p.scales - p.codes);
   for (int64_t i = 0; i < kScalesAheadBytes; i += kUnitBytes) __builtin_prefetch(scales + i);
+}
+
+/// Asks for a share of what is decoded next into the second cache, before tile `tile` of `all`:
+/// memory answers while tiles multiply.
+[[gnu::always_inline]] inline void ask_for_share(const Panel& p, int64_t tile, int64_t all) {
+  const int64_t lines = p.soon_bytes / kUnitBytes;
+  for (int64_t i = lines * tile / all; i < lines * (tile + 1) / all; ++i) {
+    __builtin_prefetch(p.soon + i * kUnitBytes, 0, 2);
+  }
 }

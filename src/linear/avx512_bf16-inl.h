@@ -13,6 +13,8 @@ struct Isa {
   using W = __m512i;
   using X = uint32_t;
 
+  static constexpr int plain_segments_at_once(int, int) { return 1; }
+
   /// No decoder here reads subnormals.
   struct DenormalGuard {};
 
@@ -142,6 +144,16 @@ struct Isa {
   static const ByteTables kF8Tables[2];
   static const ByteTables kInt8Tables;
   static const ByteTables kInterleave;
+
+  template <Code C>
+  static __m512i nibble_table() {
+    constexpr int kTable = C == Code::int4;
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNibbleHigh[kTable]));
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNibbleLow[kTable]));
+    const __m256i words =
+        _mm256_setr_m128i(_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high));
+    return _mm512_broadcast_i64x4(words);
+  }
 
 #include "linear/avx512_common-inl.h"
 #include "linear/nibble_tables-inl.h"

@@ -1,4 +1,4 @@
-// What the AVX-512 ISAs share inside struct Isa: scales of 16 columns and the nibble table.
+// What the AVX-512 ISAs share inside struct Isa: scales of 16 columns.
 
 static constexpr bool kAsksSecondCache = true;
 /// 32 registers hold all words and one broadcast beside the sums.
@@ -9,16 +9,6 @@ static constexpr bool stepwise(int, int, int) { return true; }
 static constexpr int segments_at_once(int, int) { return 1; }
 /// Whether so many rows have a loop of their own over plain scales: see run_plain_segments().
 static constexpr bool loops_plainly(int rows) { return rows <= 2; }
-
-template <Code C>
-static __m512i nibble_table() {
-  constexpr int kTable = C == Code::int4;
-  const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNibbleHigh[kTable]));
-  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNibbleLow[kTable]));
-  const __m256i words =
-      _mm256_setr_m128i(_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high));
-  return _mm512_broadcast_i64x4(words);
-}
 
 /// Scales of 16 columns from `column` on, in scale group `group`.
 static __m512 scales(Scale kind, const std::byte* base, int64_t group, int column) {

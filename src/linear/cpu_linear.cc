@@ -89,10 +89,10 @@ void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows
   const std::byte* data = call.args.blob + call.head.panels_offset() + panel * spec.panel_bytes();
   auto* sums = reinterpret_cast<float*>(call.mine(thread));
   const RowOperand* operands = call.operands() + block;
-  multiply_panel(*call.plan.kernels, spec.code,
-                 panel_view(spec, call.plan.segment, data, data + spec.panel_bytes()),
-                 spec.k_padded(), operands, rows, sums,
-                 call.mine(thread) + call.scratch.decode_offset);
+  multiply_panel({call.plan.kernels, spec.code,
+                  panel_view(spec, call.plan.segment, data, data + spec.panel_bytes()),
+                  spec.k_padded(), operands, sums},
+                 rows, call.mine(thread) + call.scratch.decode_offset);
   float* out[kRowBlock];
   for (int64_t i = 0; i < rows; ++i) {
     out[i] = call.args.y + (first + block + i) * call.args.y_stride + panel * kPanelCols;

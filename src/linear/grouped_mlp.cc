@@ -1,6 +1,7 @@
 #include "linear/grouped_mlp.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "linear/mlp_blob.h"
@@ -10,6 +11,9 @@
 
 namespace moekit::linear {
 namespace {
+
+/// Panels of down in one task: as many as gate and up have, so that their sums have the same room.
+constexpr int64_t kDownPanels = 2;
 
 /// One call: what run_mlp's steps share.
 class Pass {
@@ -268,20 +272,26 @@ class Pass {
     const std::byte* pair = hidden_panel(item.expert, panel);
     const RowOperand* gate_rows = s_.gate_rows.in<RowOperand>(ws_) + item.first;
     const RowOperand* up_rows = s_.up_rows.in<RowOperand>(ws_) + item.first;
+    const std::byte* up_panel = pair + gate_bytes;
+    const Product gate{gate_plan_.kernels,
+                       head_.gate.code,
+                       panel_view(head_.gate, gate_plan_.segment, pair, up_panel),
+                       head_.gate.k_padded(),
+                       gate_rows,
+                       gate_sums};
+    const Product up{
+        up_plan_.kernels,    head_.up.code, panel_view(head_.up, up_plan_.segment, up_panel, next),
+        head_.up.k_padded(), up_rows,       up_sums};
     HiddenArgs h;
     if (gated_) {
-      multiply_panel(*gate_plan_.kernels, head_.gate.code,
-                     panel_view(head_.gate, gate_plan_.segment, pair, pair + gate_bytes),
-                     head_.gate.k_padded(), gate_rows, item.count, gate_sums,
-                     mine + s_.decode_offset);
+      multiply_panels(std::array{gate, up}, item.count, mine + s_.decode_offset);
       h.gate = gate_sums;
       h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
+    } else {
+      multiply_panel(up, item.count, mine + s_.decode_offset);
     }
-    multiply_panel(*up_plan_.kernels, head_.up.code,
-                   panel_view(head_.up, up_plan_.segment, pair + gate_bytes, next),
-                   head_.up.k_padded(), up_rows, item.count, up_sums, mine + s_.decode_offset);
     h.up = up_sums;
-    h.up_terms = column_terms(head_.up, *up_plan_.kernels, pair + gate_bytes);
+    h.up_terms = column_terms(head_.up, *up_plan_.kernels, up_panel);
     h.gate_rows = gate_rows;
     h.up_rows = up_rows;
     h.num_rows = item.count;
@@ -332,12 +342,14 @@ class Pass {
            head_.down.panels() >= 2 * int64_t{pool_.num_threads()};
   }
 
-  void multiply_down(const MlpItem& item, int64_t panel, const std::byte* next, int thread,
-                     float* sums) {
-    multiply_panel(*down_plan_.kernels, head_.down.code,
-                   panel_view(head_.down, down_plan_.segment, down_panel(item.expert, panel), next),
-                   head_.down.k_padded(), s_.hidden_rows.in<RowOperand>(ws_) + item.first,
-                   item.count, sums, thread_scratch(thread) + s_.decode_offset);
+  Product down_product(const MlpItem& item, int64_t panel, const std::byte* next,
+                       float* sums) const {
+    return {down_plan_.kernels,
+            head_.down.code,
+            panel_view(head_.down, down_plan_.segment, down_panel(item.expert, panel), next),
+            head_.down.k_padded(),
+            s_.hidden_rows.in<RowOperand>(ws_) + item.first,
+            sums};
   }
 
   void finish_down(const MlpItem& item, int64_t panel, const float* sums, float* const* out) {
@@ -359,7 +371,8 @@ class Pass {
         const std::byte* next =
             last ? down_panel(items()->expert, later) : down_panel((&item + 1)->expert, panel);
         for (int64_t i = 0; i < item.count; ++i) out[i] = slots + (item.first + i) * kPanelCols;
-        multiply_down(item, panel, next, thread, sums);
+        multiply_panel(down_product(item, panel, next, sums), item.count,
+                       thread_scratch(thread) + s_.decode_offset);
         finish_down(item, panel, sums, out);
       });
       for (int64_t r = 0; r < num_rows_; ++r) {
@@ -370,21 +383,39 @@ class Pass {
     trace::parallel_for(a_.stages.gemm2, pool_, head_.down.panels(), task);
   }
 
+  /// Tasks of up to kDownPanels panels.
   void down_phase() {
     const int64_t panels = head_.down.panels();
+    const int64_t tasks = ceil_div(panels, kDownPanels);
     auto task = [&](int64_t t, int thread) {
-      const PanelTask now = panel_task(t, panels);
-      const PanelTask later = panel_task(likely_next(t, num_items_ * panels), panels);
-      const MlpItem& item = *now.item;
-      auto* sums = reinterpret_cast<float*>(thread_scratch(thread) + s_.sums_offset);
-      float* out[kMaxRowBlock];
-      for (int64_t i = 0; i < item.count; ++i) {
-        out[i] = slot_row(order()[item.first + i]) + now.panel * kPanelCols;
-      }
-      multiply_down(item, now.panel, down_panel(later.item->expert, later.panel), thread, sums);
-      finish_down(item, now.panel, sums, out);
+      const PanelTask now = panel_task(t, tasks);
+      const PanelTask later = panel_task(likely_next(t, num_items_ * tasks), tasks);
+      const std::byte* next = down_panel(later.item->expert, later.panel * kDownPanels);
+      down_task(*now.item, now.panel * kDownPanels,
+                std::min(kDownPanels, panels - now.panel * kDownPanels), next, thread);
     };
-    trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * panels, task);
+    trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * tasks, task);
+  }
+
+  void down_task(const MlpItem& item, int64_t panel, int64_t num_panels, const std::byte* next,
+                 int thread) {
+    std::byte* mine = thread_scratch(thread);
+    auto* sums = reinterpret_cast<float*>(mine + s_.sums_offset);
+    Product products[kDownPanels];
+    for (int64_t i = 0; i < num_panels; ++i) {
+      products[i] = down_product(item, panel + i,
+                                 i + 1 < num_panels ? down_panel(item.expert, panel + i + 1) : next,
+                                 sums + i * kMaxRowBlock * kPanelCols);
+    }
+    multiply_panels({products, static_cast<size_t>(num_panels)}, item.count,
+                    mine + s_.decode_offset);
+    float* out[kMaxRowBlock];
+    for (int64_t i = 0; i < num_panels; ++i) {
+      for (int64_t row = 0; row < item.count; ++row) {
+        out[row] = slot_row(order()[item.first + row]) + (panel + i) * kPanelCols;
+      }
+      finish_down(item, panel + i, products[i].c, out);
+    }
   }
 
   void sum_phase() {

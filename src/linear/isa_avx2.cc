@@ -26,6 +26,7 @@ struct Isa {
   }
   /// One row of fp8 lost a fifth to it, two rows of nvfp4 gained one.
   static constexpr bool loops_plainly(int rows) { return rows == 2; }
+  static constexpr int plain_segments_at_once(int, int) { return 1; }
   static constexpr float kE4m3Factor = 1.0f;
   using V = __m256;
   using W = __m256;

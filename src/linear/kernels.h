@@ -36,6 +36,9 @@ struct Panel {
   int64_t first_k = 0;
   int64_t last_k = 0;
   int64_t wide_k = 0;
+  /// Codes that are decoded after these, asked for meanwhile: [soon, soon + soon_bytes).
+  const std::byte* soon = nullptr;
+  int64_t soon_bytes = 0;
   const std::byte* next = nullptr;  ///< codes that are likely read after these; null: ask for none
   int32_t group = 0;                ///< of scales and zeros; 0: one zero point a column
   int32_t segment = 0;              ///< segment_of(); 0: no scale inside K

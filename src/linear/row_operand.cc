@@ -227,39 +227,98 @@ RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::by
   return row;
 }
 
-void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_padded,
-                    const RowOperand* rows, int64_t num_rows, float* c, std::byte* scratch) {
-  const int index = static_cast<int>(code);
-  // A few rows read the codes once, in one stream. More rows would read them again and again:
-  // chunks that stay in L1, decoded first where that costs instructions.
-  if (num_rows <= k.direct_rows) {
-    k.multiply[index](panel, 0, k_padded, rows, num_rows, c);
+namespace {
+
+/// K that a product of many rows takes at a time.
+int64_t chunk_k(const Product& p, int64_t num_rows) {
+  // Half a scratch leaves room beside it in a first cache of 32 KiB; segments stay whole.
+  if (p.kernels->decode[static_cast<int>(p.code)] != nullptr) {
+    return p.panel.segment <= kScratchK / 2 ? kScratchK / 2 : kScratchK;
+  }
+  return num_rows < kManyRows ? kScratchK : kChunkK;
+}
+
+/// A few rows read the codes once, in one stream. More rows would read them again and again: chunks
+/// that stay in L1, decoded first where that costs instructions.
+bool reads_once(const Product& p, int64_t num_rows) { return num_rows <= p.kernels->direct_rows; }
+
+/// Codes of [k0, k1).
+std::span<const std::byte> codes_of(const Product& p, int64_t k0, int64_t k1) {
+  const int64_t block_bytes = 2 * p.panel.half_bytes;
+  return {p.panel.codes + k0 / kBlockK * block_bytes,
+          static_cast<size_t>((k1 - k0) / kBlockK * block_bytes)};
+}
+
+/// The chunk [k0, k1); `soon` is decoded next.
+void multiply_chunk(const Product& p, int64_t k0, int64_t k1, int64_t num_rows,
+                    std::span<const std::byte> soon, std::byte* scratch) {
+  const Kernels& k = *p.kernels;
+  const int code = static_cast<int>(p.code);
+  Panel chunk = p.panel;
+  if (chunk.segment > 0) {
+    chunk.wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
+    chunk.wide_k = k0;
+    k.widen_scales(p.panel, k0, k1, reinterpret_cast<float*>(scratch + kScratchCodeBytes));
+  }
+  if (k.decode[code] == nullptr) {
+    k.multiply[code](chunk, k0, k1, p.rows, num_rows, p.c);
     return;
   }
-  const bool decoded_first = k.decode[index] != nullptr;
-  // Half a scratch leaves room beside it in a first cache of 32 KiB; segments stay whole.
-  const int64_t decoded = panel.segment <= kScratchK / 2 ? kScratchK / 2 : kScratchK;
-  const int64_t in_place = num_rows < kManyRows ? kScratchK : kChunkK;
-  const int64_t step = decoded_first ? decoded : in_place;
-  Panel chunk = panel;
-  if (panel.segment > 0) chunk.wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
+  k.decode[code](p.panel, k0, k1, scratch);
+  chunk.codes = scratch;
+  chunk.half_bytes = k.scratch_half_bytes;
+  chunk.first_k = k0;
+  chunk.next = nullptr;
+  chunk.soon = soon.data();
+  chunk.soon_bytes = static_cast<int64_t>(soon.size());
+  k.scratch_multiply(chunk, k0, k1, p.rows, num_rows, p.c);
+}
+
+bool in_turns(std::span<const Product> products, int64_t num_rows) {
+  const Product& first = products[0];
+  return std::all_of(products.begin(), products.end(), [&](const Product& p) {
+    return p.kernels->decode[static_cast<int>(p.code)] != nullptr && !reads_once(p, num_rows) &&
+           p.k_padded == first.k_padded && chunk_k(p, num_rows) == chunk_k(first, num_rows);
+  });
+}
+
+/// All chunks, those of several products in turns.
+void multiply_chunks(std::span<const Product> products, int64_t num_rows, std::byte* scratch) {
+  const int64_t k_padded = products[0].k_padded;
+  const int64_t step = chunk_k(products[0], num_rows);
   for (int64_t k0 = 0; k0 < k_padded; k0 += step) {
-    const int64_t k1 = k0 + step < k_padded ? k0 + step : k_padded;
-    if (panel.segment > 0) {
-      k.widen_scales(panel, k0, k1, reinterpret_cast<float*>(scratch + kScratchCodeBytes));
-      chunk.wide_k = k0;
+    const int64_t k1 = std::min(k0 + step, k_padded);
+    for (size_t i = 0; i < products.size(); ++i) {
+      std::span<const std::byte> soon;
+      if (i + 1 < products.size()) {
+        soon = codes_of(products[i + 1], k0, k1);
+      } else if (k1 < k_padded) {
+        soon = codes_of(products[0], k1, std::min(k1 + step, k_padded));
+      } else if (products[i].panel.next != nullptr) {
+        soon = {products[i].panel.next, codes_of(products[0], 0, std::min(step, k_padded)).size()};
+      }
+      multiply_chunk(products[i], k0, k1, num_rows, soon, scratch);
     }
-    if (!decoded_first) {
-      k.multiply[index](chunk, k0, k1, rows, num_rows, c);
-      continue;
-    }
-    k.decode[index](panel, k0, k1, scratch);
-    chunk.codes = scratch;
-    chunk.half_bytes = k.scratch_half_bytes;
-    chunk.first_k = k0;
-    chunk.next = nullptr;
-    k.scratch_multiply(chunk, k0, k1, rows, num_rows, c);
   }
+}
+
+}  // namespace
+
+void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch) {
+  if (reads_once(product, num_rows)) {
+    product.kernels->multiply[static_cast<int>(product.code)](product.panel, 0, product.k_padded,
+                                                              product.rows, num_rows, product.c);
+    return;
+  }
+  multiply_chunks({&product, 1}, num_rows, scratch);
+}
+
+void multiply_panels(std::span<const Product> products, int64_t num_rows, std::byte* scratch) {
+  if (in_turns(products, num_rows)) {
+    multiply_chunks(products, num_rows, scratch);
+    return;
+  }
+  for (const Product& product : products) multiply_panel(product, num_rows, scratch);
 }
 
 Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "linear/kernels.h"
 #include "linear/panel_spec.h"
@@ -50,9 +51,23 @@ struct RowRecord {
 RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::byte* operand,
                        float* extras, std::byte* scratch);
 
-/// c[row][32] = rows x panel. `scratch` has kScratchBytes.
-void multiply_panel(const Kernels& k, Code code, const Panel& panel, int64_t k_padded,
-                    const RowOperand* rows, int64_t num_rows, float* c, std::byte* scratch);
+/// c[row][32] = rows x panel, K in [0, k_padded).
+struct Product {
+  const Kernels* kernels = nullptr;
+  Code code = Code::bf16;
+  Panel panel;
+  int64_t k_padded = 0;
+  const RowOperand* rows = nullptr;
+  float* c = nullptr;
+};
+
+/// `scratch` has kScratchBytes.
+void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch);
+
+/// The same for products of the same rows whose panels are read one after the other: where codes
+/// are decoded first, they take each chunk of K in turns, so that what it has of the rows is near
+/// (128 rows of 14336 K in f32 are 7 MB: 8 to 20 % faster on a Xeon, 2026-12).
+void multiply_panels(std::span<const Product> products, int64_t num_rows, std::byte* scratch);
 
 /// View of the panel at `data`, after which the one at `next` is likely read; and its columns'
 /// terms.

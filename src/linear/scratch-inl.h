@@ -29,7 +29,7 @@ void decode_panel(const Panel& p, int64_t k0, int64_t k1, std::byte* scratch) {
     std::byte* out = scratch + (k - k0) / kBlockK * 2 * kScratchHalf;
     for (int64_t half = 0; half < 2; ++half) {
       for (int64_t u = 0; u < kBlockK / kUnitK<C>; ++u) {
-        __builtin_prefetch(codes + half * p.half_bytes + u * kUnitBytes + kAheadBytes);
+        __builtin_prefetch(codes + half * p.half_bytes + u * kUnitBytes + kDecodeAheadBytes);
 #pragma GCC unroll 4
         for (int v = 0; v < 16 / Isa::kLanes; ++v) {
           const int64_t column_bytes = v * Isa::kLanes * 4;

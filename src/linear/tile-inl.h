@@ -252,40 +252,58 @@ constexpr bool has_plain_loop(Code code, Scale scale) {
   }
 }
 
-/// Whole segments whose scales lie in order, without zero points or scales of the rows. A row alone
-/// has few instructions to hide divisions and choices of formats behind. Returns where it stopped.
-template <Code C, Scale S, int R, int NV>
+/// Whole segments whose scales lie in order, without zero points or scales of the rows; N side by
+/// side, whole blocks each, or one. A row alone has few instructions to hide divisions and choices
+/// of formats behind. Returns where it stopped.
+template <Code C, Scale S, int N, int R, int NV>
 [[gnu::always_inline]] inline uint32_t run_plain_segments(const TileInput<R>& in, uint32_t k,
                                                           uint32_t last, Tile<R, NV>& total) {
   const Panel& p = in.panel;
   constexpr uint32_t kBlock = static_cast<uint32_t>(kBlockK);
   constexpr int64_t kStride = S == Scale::f32_panel ? 4 : kPanelCols * bytes_of(S);
+  constexpr int64_t kUnits = kBlockK / kUnitK<C>;
   const auto segment = static_cast<uint32_t>(p.segment);
   const int64_t half_bytes = p.half_bytes;
+  const int64_t segment_bytes = int64_t{segment} / kBlockK * 2 * half_bytes;
   const Ahead ahead = in.ahead;
   const std::byte* scales = p.scales + k / segment * kStride;
   const std::byte* codes = in.block(k);
-  for (; last - k >= segment; scales += kStride) {
-    Tile<R, NV> sums;
-    sums.zero();
-    if (segment < kBlock) {
+  while (last - k >= N * segment) {
+    Tile<R, NV> sums[N];
+#pragma GCC unroll 2
+    for (int s = 0; s < N; ++s) sums[s].zero();
+    if (N == 1 && segment < kBlock) {
       run_units<C>(codes, half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
-                   k / Isa::kPerDot, ahead.template of<locality(true, R)>(codes), sums);
+                   k / Isa::kPerDot, ahead.template of<locality(true, R)>(codes), sums[0]);
       k += kMinSegment;
       if (k % kBlock == 0) codes += 2 * half_bytes;
     } else {
       for (uint32_t end = k + segment; k < end; k += kBlock, codes += 2 * half_bytes) {
-        run_units<C>(codes, half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
-                     ahead.template of<locality(true, R)>(codes), sums);
+        // A unit of each segment in turn where there are several.
+        constexpr int64_t kTogether = N == 1 ? kUnits : 1;
+        for (int64_t u = 0; u < kUnits; u += kTogether) {
+#pragma GCC unroll 2
+          for (int s = 0; s < N; ++s) {
+            const std::byte* at = codes + s * segment_bytes;
+            run_units<C>(at, half_bytes, u, kTogether, in.x,
+                         (k + s * segment) / Isa::kPerDot + u * kSteps<C>,
+                         ahead.template of<locality(true, R)>(at), sums[s]);
+          }
+        }
       }
+      k += (N - 1) * segment;
+      codes += (N - 1) * segment_bytes;
     }
     if constexpr (S != Scale::f32_panel) __builtin_prefetch(scales + kScalesAheadBytes);
+#pragma GCC unroll 2
+    for (int s = 0; s < N; ++s, scales += kStride) {
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      const typename Isa::V scale = Isa::scales(S, scales, 0, in.first_column + v * Isa::kLanes);
+      for (int v = 0; v < NV; ++v) {
+        const typename Isa::V scale = Isa::scales(S, scales, 0, in.first_column + v * Isa::kLanes);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        total.acc[r][v] = Isa::fma(scale, sums.acc[r][v], total.acc[r][v]);
+        for (int r = 0; r < R; ++r) {
+          total.acc[r][v] = Isa::fma(scale, sums[s].acc[r][v], total.acc[r][v]);
+        }
       }
     }
   }
@@ -299,7 +317,12 @@ template <Code C, int R, int NV>
   const Panel& p = in.panel;
   const auto run = [&]<Scale S>() __attribute__((always_inline)) {
     if constexpr (has_plain_loop(C, S)) {
-      if (p.scale == S) k = run_plain_segments<C, S>(in, k, last, total);
+      constexpr int kMany = Isa::plain_segments_at_once(R, kSteps<C>);
+      if (p.scale != S) return;
+      if (kMany > 1 && p.segment >= kBlockK) {
+        k = run_plain_segments<C, S, kMany>(in, k, last, total);
+      }
+      k = run_plain_segments<C, S, 1>(in, k, last, total);
     }
   };
   if (p.zeros != nullptr || p.wide_scales != nullptr || in.rows[0].block_scales != nullptr ||
@@ -395,6 +418,7 @@ template <Code C, int NV, int kRows>
       ahead.first = static_cast<uint32_t>(tile * kUnits / all);
       ahead.count = static_cast<uint32_t>((tile + 1) * kUnits / all) - ahead.first;
     }
+    if (p.soon != nullptr && first_column == 0) ask_for_share(p, tile, all);
     multiply_up_to<C, NV, kRows>(r, p, k0, k1, first_column, rows, ahead, c);
     rows += r;
     c += r * kPanelCols;
