@@ -89,9 +89,7 @@ void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows
   const std::byte* data = call.args.blob + call.head.panels_offset() + panel * spec.panel_bytes();
   auto* sums = reinterpret_cast<float*>(call.mine(thread));
   const RowOperand* operands = call.operands() + block;
-  multiply_panel({call.plan.kernels, spec.code,
-                  panel_view(spec, call.plan.segment, data, data + spec.panel_bytes()),
-                  spec.k_padded(), operands, sums},
+  multiply_panel(Product::of(call.plan, spec, data, data + spec.panel_bytes(), operands, sums),
                  rows, call.mine(thread) + call.scratch.decode_offset);
   float* out[kRowBlock];
   for (int64_t i = 0; i < rows; ++i) {

@@ -12,9 +12,6 @@
 namespace moekit::linear {
 namespace {
 
-/// Panels of down in one task: as many as gate and up have, so that their sums have the same room.
-constexpr int64_t kDownPanels = 2;
-
 /// One call: what run_mlp's steps share.
 class Pass {
  public:
@@ -273,17 +270,11 @@ class Pass {
     const RowOperand* gate_rows = s_.gate_rows.in<RowOperand>(ws_) + item.first;
     const RowOperand* up_rows = s_.up_rows.in<RowOperand>(ws_) + item.first;
     const std::byte* up_panel = pair + gate_bytes;
-    const Product gate{gate_plan_.kernels,
-                       head_.gate.code,
-                       panel_view(head_.gate, gate_plan_.segment, pair, up_panel),
-                       head_.gate.k_padded(),
-                       gate_rows,
-                       gate_sums};
-    const Product up{
-        up_plan_.kernels,    head_.up.code, panel_view(head_.up, up_plan_.segment, up_panel, next),
-        head_.up.k_padded(), up_rows,       up_sums};
+    const Product up = Product::of(up_plan_, head_.up, up_panel, next, up_rows, up_sums);
     HiddenArgs h;
     if (gated_) {
+      const Product gate =
+          Product::of(gate_plan_, head_.gate, pair, up_panel, gate_rows, gate_sums);
       multiply_panels(std::array{gate, up}, item.count, mine + s_.decode_offset);
       h.gate = gate_sums;
       h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
@@ -344,12 +335,8 @@ class Pass {
 
   Product down_product(const MlpItem& item, int64_t panel, const std::byte* next,
                        float* sums) const {
-    return {down_plan_.kernels,
-            head_.down.code,
-            panel_view(head_.down, down_plan_.segment, down_panel(item.expert, panel), next),
-            head_.down.k_padded(),
-            s_.hidden_rows.in<RowOperand>(ws_) + item.first,
-            sums};
+    return Product::of(down_plan_, head_.down, down_panel(item.expert, panel), next,
+                       s_.hidden_rows.in<RowOperand>(ws_) + item.first, sums);
   }
 
   void finish_down(const MlpItem& item, int64_t panel, const float* sums, float* const* out) {
@@ -383,16 +370,16 @@ class Pass {
     trace::parallel_for(a_.stages.gemm2, pool_, head_.down.panels(), task);
   }
 
-  /// Tasks of up to kDownPanels panels.
+  /// Tasks of up to kTaskPanels panels.
   void down_phase() {
     const int64_t panels = head_.down.panels();
-    const int64_t tasks = ceil_div(panels, kDownPanels);
+    const int64_t tasks = ceil_div(panels, kTaskPanels);
     auto task = [&](int64_t t, int thread) {
       const PanelTask now = panel_task(t, tasks);
       const PanelTask later = panel_task(likely_next(t, num_items_ * tasks), tasks);
-      const std::byte* next = down_panel(later.item->expert, later.panel * kDownPanels);
-      down_task(*now.item, now.panel * kDownPanels,
-                std::min(kDownPanels, panels - now.panel * kDownPanels), next, thread);
+      const std::byte* next = down_panel(later.item->expert, later.panel * kTaskPanels);
+      down_task(*now.item, now.panel * kTaskPanels,
+                std::min(kTaskPanels, panels - now.panel * kTaskPanels), next, thread);
     };
     trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * tasks, task);
   }
@@ -401,7 +388,7 @@ class Pass {
                  int thread) {
     std::byte* mine = thread_scratch(thread);
     auto* sums = reinterpret_cast<float*>(mine + s_.sums_offset);
-    Product products[kDownPanels];
+    Product products[kTaskPanels];
     for (int64_t i = 0; i < num_panels; ++i) {
       products[i] = down_product(item, panel + i,
                                  i + 1 < num_panels ? down_panel(item.expert, panel + i + 1) : next,

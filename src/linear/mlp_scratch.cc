@@ -57,7 +57,7 @@ MlpScratch mlp_scratch(const MlpShape& shape, const MlpPlaces& places, RowsLayou
   s.slot_rows = w.add(batched ? 0 : s.chunk_slots, shape.width * 4);
 
   WorkspaceLayout t;
-  s.sums_offset = t.add(2 * kMaxRowBlock * kPanelCols, 4).offset;
+  s.sums_offset = t.add(kTaskPanels * kMaxRowBlock * kPanelCols, 4).offset;
   s.decode_offset = t.add(kScratchBytes, 1).offset;
   s.prepare_offset = t.add(prepare_scratch_bytes(std::max(shape.width, shape.inter),
                                                  std::max(places.gate_up, places.down)),

@@ -10,6 +10,9 @@ namespace moekit::linear {
 
 /// Rows multiplied by one panel in one go, and slots of a row block that one thread sums itself.
 inline constexpr int64_t kMaxRowBlock = 240;
+/// Panels of a task, whose sums a thread holds: gate and up of the same columns, or so many of
+/// down.
+inline constexpr int64_t kTaskPanels = 2;
 inline constexpr int64_t kMaxOwnerSlots = 256;
 
 /// Rows [first, first + count) of the expert-sorted list, all of one expert.

@@ -227,12 +227,33 @@ RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::by
   return row;
 }
 
+Product Product::of(const ProductPlan& plan, const PanelSpec& spec, const std::byte* data,
+                    const std::byte* next, const RowOperand* rows, float* c) {
+  Panel panel;
+  panel.next = next;
+  panel.last_k = spec.k_padded();
+  panel.codes = data;
+  panel.scales = data + spec.scale_offset();
+  panel.terms = data + spec.column_scale_offset();
+  if (spec.zeros) panel.zeros = reinterpret_cast<const int8_t*>(data + spec.zero_offset());
+  panel.half_bytes = spec.half_bytes();
+  panel.group = spec.group;
+  panel.segment = static_cast<int32_t>(plan.segment);
+  panel.scale = spec.scale;
+  return {plan.kernels, spec.code, panel, spec.k_padded(), rows, c};
+}
+
 namespace {
+
+/// Whether many rows multiply codes from scratch.
+bool decodes_first(const Product& p) {
+  return p.kernels->decode[static_cast<int>(p.code)] != nullptr;
+}
 
 /// K that a product of many rows takes at a time.
 int64_t chunk_k(const Product& p, int64_t num_rows) {
   // Half a scratch leaves room beside it in a first cache of 32 KiB; segments stay whole.
-  if (p.kernels->decode[static_cast<int>(p.code)] != nullptr) {
+  if (decodes_first(p)) {
     return p.panel.segment <= kScratchK / 2 ? kScratchK / 2 : kScratchK;
   }
   return num_rows < kManyRows ? kScratchK : kChunkK;
@@ -256,11 +277,12 @@ void multiply_chunk(const Product& p, int64_t k0, int64_t k1, int64_t num_rows,
   const int code = static_cast<int>(p.code);
   Panel chunk = p.panel;
   if (chunk.segment > 0) {
-    chunk.wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
+    auto* wide_scales = reinterpret_cast<float*>(scratch + kScratchCodeBytes);
+    k.widen_scales(p.panel, k0, k1, wide_scales);
+    chunk.wide_scales = wide_scales;
     chunk.wide_k = k0;
-    k.widen_scales(p.panel, k0, k1, reinterpret_cast<float*>(scratch + kScratchCodeBytes));
   }
-  if (k.decode[code] == nullptr) {
+  if (!decodes_first(p)) {
     k.multiply[code](chunk, k0, k1, p.rows, num_rows, p.c);
     return;
   }
@@ -274,11 +296,12 @@ void multiply_chunk(const Product& p, int64_t k0, int64_t k1, int64_t num_rows,
   k.scratch_multiply(chunk, k0, k1, p.rows, num_rows, p.c);
 }
 
+/// Whether the products share their chunks and have rows enough.
 bool in_turns(std::span<const Product> products, int64_t num_rows) {
   const Product& first = products[0];
   return std::all_of(products.begin(), products.end(), [&](const Product& p) {
-    return p.kernels->decode[static_cast<int>(p.code)] != nullptr && !reads_once(p, num_rows) &&
-           p.k_padded == first.k_padded && chunk_k(p, num_rows) == chunk_k(first, num_rows);
+    return decodes_first(p) && !reads_once(p, num_rows) && p.k_padded == first.k_padded &&
+           chunk_k(p, num_rows) == chunk_k(first, num_rows);
   });
 }
 
@@ -319,22 +342,6 @@ void multiply_panels(std::span<const Product> products, int64_t num_rows, std::b
     return;
   }
   for (const Product& product : products) multiply_panel(product, num_rows, scratch);
-}
-
-Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data,
-                 const std::byte* next) {
-  Panel p;
-  p.next = next;
-  p.last_k = spec.k_padded();
-  p.codes = data;
-  p.scales = data + spec.scale_offset();
-  p.terms = data + spec.column_scale_offset();
-  if (spec.zeros) p.zeros = reinterpret_cast<const int8_t*>(data + spec.zero_offset());
-  p.half_bytes = spec.half_bytes();
-  p.group = spec.group;
-  p.segment = static_cast<int32_t>(segment);
-  p.scale = spec.scale;
-  return p;
 }
 
 ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data) {

@@ -59,6 +59,10 @@ struct Product {
   int64_t k_padded = 0;
   const RowOperand* rows = nullptr;
   float* c = nullptr;
+
+  /// Of the panel at `data`, after which the one at `next` is likely read.
+  static Product of(const ProductPlan& plan, const PanelSpec& spec, const std::byte* data,
+                    const std::byte* next, const RowOperand* rows, float* c);
 };
 
 /// `scratch` has kScratchBytes.
@@ -69,10 +73,7 @@ void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch
 /// (128 rows of 14336 K in f32 are 7 MB: 8 to 20 % faster on a Xeon, 2026-12).
 void multiply_panels(std::span<const Product> products, int64_t num_rows, std::byte* scratch);
 
-/// View of the panel at `data`, after which the one at `next` is likely read; and its columns'
-/// terms.
-Panel panel_view(const PanelSpec& spec, int64_t segment, const std::byte* data,
-                 const std::byte* next);
+/// Scales and bias of the panel at `data`.
 ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data);
 
 }  // namespace moekit::linear

@@ -100,7 +100,7 @@ def expect_a_skipped_call(outcomes):
     # The others' call 1 meets its call 2, and all rows come back to where they belong; then it has gone.
     for outcome in outcomes:
         assert outcome["finished"] == 2 and outcome["wrong_row"] == "", outcome
-    expect_all(outcomes, "timeout", [f"rank {FAULTY}", "has left the group", "layer 0, call 2"], faulty_too=False, finished=2)
+    expect_all(outcomes, "timeout", [f"rank {FAULTY} (last seen in phase ", "has left the group", "layer 0, call 2"], faulty_too=False, finished=2)
 
 
 def cases_of(prepare):
