@@ -37,9 +37,13 @@ bool may_use_tiles() {
 
 struct Detected {
   bool has[kNumCpuIsas] = {true, false, false, false, false};
+  bool intel = false;
 
   Detected() {
     unsigned a, b, c, d;
+    if (__get_cpuid(0, &a, &b, &c, &d) != 0) {
+      intel = b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx;
+    }
     if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !bit(c, 27)) return;  // OSXSAVE
     const bool fma = bit(c, 12);
     const bool f16c = bit(c, 29);
@@ -58,14 +62,17 @@ struct Detected {
   }
 };
 
-bool detected(CpuIsa isa) {
+const Detected& detected() {
   static const Detected d;
-  return d.has[static_cast<int>(isa)];
+  return d;
 }
+bool runs(CpuIsa isa) { return detected().has[static_cast<int>(isa)]; }
+bool intel() { return detected().intel; }
 
 #else
 
-bool detected(CpuIsa isa) { return isa == CpuIsa::generic; }
+bool runs(CpuIsa isa) { return isa == CpuIsa::generic; }
+bool intel() { return false; }
 
 #endif
 
@@ -89,7 +96,9 @@ std::optional<CpuIsa> cpu_isa_of(std::string_view name) {
   return std::nullopt;
 }
 
-bool has_cpu_isa(CpuIsa isa) { return detected(isa); }
+bool has_cpu_isa(CpuIsa isa) { return runs(isa); }
+
+bool is_intel_cpu() { return intel(); }
 
 std::vector<CpuIsa> available_cpu_isas() {
   std::vector<CpuIsa> isas;

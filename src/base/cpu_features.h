@@ -28,6 +28,9 @@ bool has_cpu_isa(CpuIsa isa);
 /// Every ISA that runs here, weakest first. Never empty.
 std::vector<CpuIsa> available_cpu_isas();
 
+/// Whether Intel made this CPU, as it says itself.
+bool is_intel_cpu();
+
 /// The best ISA here that is taken without being named: at most avx512_bf16. AMX is
 /// used when named only: one row reads weights more slowly through tiles (0.6 to 0.8 of avx512_bf16
 /// on a Xeon of 2023), many rows run twice as fast, and a row's bits may not depend on its batch.

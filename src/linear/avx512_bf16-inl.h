@@ -13,8 +13,6 @@ struct Isa {
   using W = __m512i;
   using X = uint32_t;
 
-  static constexpr int plain_segments_at_once(int, int) { return 1; }
-
   /// No decoder here reads subnormals.
   struct DenormalGuard {};
 

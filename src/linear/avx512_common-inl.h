@@ -1,6 +1,8 @@
 // What the AVX-512 ISAs share inside struct Isa: scales of 16 columns.
 
 static constexpr bool kAsksSecondCache = true;
+/// 32 registers hold sums and totals of four panels.
+static constexpr bool kTakesPanelsBeside = true;
 /// 32 registers hold all words and one broadcast beside the sums.
 static constexpr bool stepwise(int, int, int) { return true; }
 /// More chains ran faster from the second cache (4.1 in place of 5.2 cycles for 64 weights of

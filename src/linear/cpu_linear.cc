@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kHeadBytes = 128;
 constexpr int64_t kChunkRows = 960;
 constexpr int64_t kRowBlock = 120;
+/// Tasks that every thread should find where tasks take several panels.
+constexpr int64_t kTasksPerThread = 4;
 
 struct Head {
   PanelSpec spec;
@@ -45,7 +47,7 @@ Scratch scratch_of(const PanelSpec& spec, const ActivationScheme& input, int64_t
   s.extra = w.add(s.rows, s.extras * 4);
   s.values = w.add(s.rows, s.stride);
   WorkspaceLayout t;
-  t.add(kRowBlock * kPanelCols, 4);  // sums, first
+  t.add(kMaxPanelsBeside * kRowBlock * kPanelCols, 4);  // sums, first
   s.decode_offset = t.add(kScratchBytes, 1).offset;
   s.prepare_offset = t.add(prepare_scratch_bytes(spec.cols, spec.places), 1).offset;
   s.thread_bytes = t.total();
@@ -83,20 +85,30 @@ void prepare(const Call& call, int64_t first, int64_t i, int thread) {
                   call.mine(thread) + call.scratch.prepare_offset);
 }
 
+/// Columns of panels [panel, panel + num_panels).
 void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows, int64_t panel,
-                    int thread) {
+                    int64_t num_panels, int thread) {
   const PanelSpec& spec = call.head.spec;
+  const RowOperand* operands = call.operands() + block;
+  Product products[kMaxPanelsBeside];
   const std::byte* data = call.args.blob + call.head.panels_offset() + panel * spec.panel_bytes();
   auto* sums = reinterpret_cast<float*>(call.mine(thread));
-  const RowOperand* operands = call.operands() + block;
-  multiply_panel(Product::of(call.plan, spec, data, data + spec.panel_bytes(), operands, sums),
-                 rows, call.mine(thread) + call.scratch.decode_offset);
-  float* out[kRowBlock];
-  for (int64_t i = 0; i < rows; ++i) {
-    out[i] = call.args.y + (first + block + i) * call.args.y_stride + panel * kPanelCols;
+  for (int64_t i = 0; i < num_panels; ++i, data += spec.panel_bytes()) {
+    products[i] = Product::of(call.plan, spec, data, data + spec.panel_bytes(), operands,
+                              sums + i * kRowBlock * kPanelCols);
   }
-  call.plan.kernels->finish(sums, column_terms(spec, *call.plan.kernels, data), operands, rows,
-                            std::min(kPanelCols, spec.rows - panel * kPanelCols), out);
+  multiply_panels({products, static_cast<size_t>(num_panels)}, rows,
+                  call.mine(thread) + call.scratch.decode_offset);
+  float* out[kRowBlock];
+  for (int64_t i = 0; i < num_panels; ++i) {
+    const int64_t column = (panel + i) * kPanelCols;
+    for (int64_t row = 0; row < rows; ++row) {
+      out[row] = call.args.y + (first + block + row) * call.args.y_stride + column;
+    }
+    call.plan.kernels->finish(products[i].c,
+                              column_terms(spec, *call.plan.kernels, products[i].panel.codes),
+                              operands, rows, std::min(kPanelCols, spec.rows - column), out);
+  }
 }
 
 }  // namespace
@@ -154,11 +166,18 @@ void CpuLinear::run(const Args& args) const {
       args.threads->parallel_for(rows, task);
     }
     const int64_t blocks = ceil_div(rows, kRowBlock);
+    const bool beside = rows <= kMaxRowsBeside &&
+                        takes_panels_beside(*call.plan.kernels, call.head.spec.code) &&
+                        panels >= kMaxPanelsBeside * kTasksPerThread * args.threads->num_threads();
+    const int64_t step = beside ? kMaxPanelsBeside : 1;
+    const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
-      const int64_t block = t / panels * kRowBlock;
-      multiply_block(call, first, block, std::min(kRowBlock, rows - block), t % panels, thread);
+      const int64_t block = t / tasks * kRowBlock;
+      const int64_t panel = t % tasks * step;
+      multiply_block(call, first, block, std::min(kRowBlock, rows - block), panel,
+                     std::min(step, panels - panel), thread);
     };
-    args.threads->parallel_for(blocks * panels, task);
+    args.threads->parallel_for(blocks * tasks, task);
   }
 }
 

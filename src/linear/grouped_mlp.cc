@@ -1,7 +1,6 @@
 #include "linear/grouped_mlp.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "linear/mlp_blob.h"
@@ -11,6 +10,11 @@
 
 namespace moekit::linear {
 namespace {
+
+/// Tasks that every thread should find, so that it waits little for the last one.
+constexpr int64_t kTasksPerThread = 4;
+/// Floats from a panel's sums to the next one's.
+constexpr int64_t kSumsOfPanel = kMaxRowBlock * kPanelCols;
 
 /// One call: what run_mlp's steps share.
 class Pass {
@@ -235,17 +239,29 @@ class Pass {
     for (int64_t i = 0; i < num_slots_; ++i)
       hidden_rows[i] = {hidden_at(i), nullptr, nullptr, 1.0f};
     const int64_t panels = head_.up.panels();
+    const int64_t step = task_panels(up_plan_, head_.up, num_items_, 1, gated_ ? 2 : 4);
+    const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
-      const PanelTask now = panel_task(t, panels);
-      const PanelTask later = panel_task(likely_next(t, num_items_ * panels), panels);
-      hidden_task(*now.item, now.panel, hidden_panel(later.item->expert, later.panel), thread);
+      const PanelTask now = panel_task(t, tasks);
+      const PanelTask later = panel_task(likely_next(t, num_items_ * tasks), tasks);
+      hidden_task(*now.item, now.panel * step, std::min(step, panels - now.panel * step),
+                  hidden_panel(later.item->expert, later.panel * step), thread);
     };
-    trace::parallel_for(a_.stages.gemm1, pool_, num_items_ * panels, task);
+    trace::parallel_for(a_.stages.gemm1, pool_, num_items_ * tasks, task);
+  }
+
+  /// Panels of a task: `usual`, or `most` where few rows take them side by side and tasks of
+  /// `items` items are still enough for all threads.
+  int64_t task_panels(const ProductPlan& plan, const PanelSpec& spec, int64_t items, int64_t usual,
+                      int64_t most) const {
+    const bool few = num_slots_ <= kMaxRowsBeside * num_items_;
+    const bool enough = items * spec.panels() >= most * kTasksPerThread * pool_.num_threads();
+    return few && enough && takes_panels_beside(*plan.kernels, spec.code) ? most : usual;
   }
 
   struct PanelTask {
     const MlpItem* item;
-    int64_t panel;
+    int64_t panel;  ///< counted in those of a task
   };
   /// Task t of all (item, panel): the blocks of an expert's rows take each panel one after the
   /// other, so that it comes from memory once.
@@ -261,36 +277,53 @@ class Pass {
     return std::min(t + pool_.num_threads(), num_tasks - 1);
   }
 
-  void hidden_task(const MlpItem& item, int64_t panel, const std::byte* next, int thread) {
+  /// Columns of `num_panels` panels of h.
+  void hidden_task(const MlpItem& item, int64_t panel, int64_t num_panels, const std::byte* next,
+                   int thread) {
     std::byte* mine = thread_scratch(thread);
-    auto* gate_sums = reinterpret_cast<float*>(mine + s_.sums_offset);
-    float* up_sums = gate_sums + kMaxRowBlock * kPanelCols;
-    const int64_t gate_bytes = gated_ ? head_.gate.panel_bytes() : 0;
-    const std::byte* pair = hidden_panel(item.expert, panel);
+    auto* sums = reinterpret_cast<float*>(mine + s_.sums_offset);
     const RowOperand* gate_rows = s_.gate_rows.in<RowOperand>(ws_) + item.first;
     const RowOperand* up_rows = s_.up_rows.in<RowOperand>(ws_) + item.first;
-    const std::byte* up_panel = pair + gate_bytes;
-    const Product up = Product::of(up_plan_, head_.up, up_panel, next, up_rows, up_sums);
-    HiddenArgs h;
-    if (gated_) {
-      const Product gate =
-          Product::of(gate_plan_, head_.gate, pair, up_panel, gate_rows, gate_sums);
-      multiply_panels(std::array{gate, up}, item.count, mine + s_.decode_offset);
-      h.gate = gate_sums;
-      h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
-    } else {
-      multiply_panel(up, item.count, mine + s_.decode_offset);
+    Product products[kMaxTaskPanels];
+    size_t n = 0;
+    for (int64_t i = panel; i < panel + num_panels; ++i) {
+      const std::byte* pair = hidden_panel(item.expert, i);
+      const std::byte* later = i + 1 < panel + num_panels ? hidden_panel(item.expert, i + 1) : next;
+      if (gated_) {
+        products[n] = Product::of(gate_plan_, head_.gate, pair, up_of(pair), gate_rows,
+                                  sums + static_cast<int64_t>(n) * kSumsOfPanel);
+        ++n;
+      }
+      products[n] = Product::of(up_plan_, head_.up, up_of(pair), later, up_rows,
+                                sums + static_cast<int64_t>(n) * kSumsOfPanel);
+      ++n;
     }
-    h.up = up_sums;
-    h.up_terms = column_terms(head_.up, *up_plan_.kernels, up_panel);
+    multiply_panels({products, n}, item.count, mine + s_.decode_offset);
+    HiddenArgs h;
     h.gate_rows = gate_rows;
     h.up_rows = up_rows;
     h.num_rows = item.count;
+    h.out_stride = s_.hidden_stride;
+    for (int64_t i = panel; i < panel + num_panels; ++i) {
+      const std::byte* pair = hidden_panel(item.expert, i);
+      if (gated_) {
+        h.gate = sums;
+        h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
+        sums += kSumsOfPanel;
+      }
+      h.up = sums;
+      h.up_terms = column_terms(head_.up, *up_plan_.kernels, up_of(pair));
+      sums += kSumsOfPanel;
+      finish_hidden_panel(item, i, h);
+    }
+  }
+
+  /// act(gate, up) into the item's rows of h.
+  void finish_hidden_panel(const MlpItem& item, int64_t panel, HiddenArgs& h) {
     h.columns = std::min(kPanelCols, shape_.inter - panel * kPanelCols);
     const bool as_operand = is_plain(down_plan_.input) && !head_.down.is_sorted();
     const StoreAs store = as_operand ? down_plan_.store : StoreAs::f32;
     h.out = hidden_at(item.first) + panel * kPanelCols * (store == StoreAs::bf16 ? 2 : 4);
-    h.out_stride = s_.hidden_stride;
     down_plan_.kernels->hidden(shape_.activation, store, h);
   }
 
@@ -333,75 +366,72 @@ class Pass {
            head_.down.panels() >= 2 * int64_t{pool_.num_threads()};
   }
 
-  Product down_product(const MlpItem& item, int64_t panel, const std::byte* next,
-                       float* sums) const {
-    return Product::of(down_plan_, head_.down, down_panel(item.expert, panel), next,
-                       s_.hidden_rows.in<RowOperand>(ws_) + item.first, sums);
-  }
-
-  void finish_down(const MlpItem& item, int64_t panel, const float* sums, float* const* out) {
-    const ColumnTerms terms =
-        column_terms(head_.down, *down_plan_.kernels, down_panel(item.expert, panel));
-    down_plan_.kernels->finish(sums, terms, s_.hidden_rows.in<RowOperand>(ws_) + item.first,
-                               item.count, columns_of(panel), out);
-  }
-
   /// Each task computes its columns for every slot and adds them up in slot order.
   void owner_phase() {
-    auto task = [&](int64_t panel, int thread) {
+    const int64_t panels = head_.down.panels();
+    const int64_t step = task_panels(down_plan_, head_.down, 1, 1, kMaxTaskPanels);
+    const int64_t tasks = ceil_div(panels, step);
+    auto task = [&](int64_t t, int thread) {
       auto* slots = reinterpret_cast<float*>(thread_scratch(thread) + s_.owner_offset);
-      auto* sums = reinterpret_cast<float*>(thread_scratch(thread) + s_.sums_offset);
-      float* out[kMaxRowBlock];
-      const int64_t later = likely_next(panel, head_.down.panels());
+      const int64_t first = t * step;
+      const int64_t n = std::min(step, panels - first);
+      const int64_t later = likely_next(t, tasks) * step;
       for_items([&](const MlpItem& item) {
         const bool last = &item == items() + num_items_ - 1;
         const std::byte* next =
-            last ? down_panel(items()->expert, later) : down_panel((&item + 1)->expert, panel);
-        for (int64_t i = 0; i < item.count; ++i) out[i] = slots + (item.first + i) * kPanelCols;
-        multiply_panel(down_product(item, panel, next, sums), item.count,
-                       thread_scratch(thread) + s_.decode_offset);
-        finish_down(item, panel, sums, out);
+            last ? down_panel(items()->expert, later) : down_panel((&item + 1)->expert, first);
+        down_task(item, first, n, next, thread,
+                  [&](int64_t row) { return slots + (item.first + row) * step * kPanelCols; });
       });
+      const int64_t columns = std::min(n * kPanelCols, shape_.width - first * kPanelCols);
       for (int64_t r = 0; r < num_rows_; ++r) {
-        sum_row(r, columns_of(panel), a_.out + (first_row_ + r) * shape_.width + panel * kPanelCols,
-                [&](int64_t, int32_t place) { return slots + int64_t{place} * kPanelCols; });
+        sum_row(r, columns, a_.out + (first_row_ + r) * shape_.width + first * kPanelCols,
+                [&](int64_t, int32_t place) { return slots + place * step * kPanelCols; });
       }
     };
-    trace::parallel_for(a_.stages.gemm2, pool_, head_.down.panels(), task);
+    trace::parallel_for(a_.stages.gemm2, pool_, tasks, task);
   }
 
-  /// Tasks of up to kTaskPanels panels.
   void down_phase() {
     const int64_t panels = head_.down.panels();
-    const int64_t tasks = ceil_div(panels, kTaskPanels);
+    const int64_t step =
+        task_panels(down_plan_, head_.down, num_items_, kTaskPanels, kMaxTaskPanels);
+    const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
       const PanelTask now = panel_task(t, tasks);
       const PanelTask later = panel_task(likely_next(t, num_items_ * tasks), tasks);
-      const std::byte* next = down_panel(later.item->expert, later.panel * kTaskPanels);
-      down_task(*now.item, now.panel * kTaskPanels,
-                std::min(kTaskPanels, panels - now.panel * kTaskPanels), next, thread);
+      const MlpItem& item = *now.item;
+      const int64_t first = now.panel * step;
+      down_task(item, first, std::min(step, panels - first),
+                down_panel(later.item->expert, later.panel * step), thread, [&](int64_t row) {
+                  return slot_row(order()[item.first + row]) + first * kPanelCols;
+                });
     };
     trace::parallel_for(a_.stages.gemm2, pool_, num_items_ * tasks, task);
   }
 
+  /// out_of(row) gets the panels' columns for a row of the item.
+  template <typename OutOf>
   void down_task(const MlpItem& item, int64_t panel, int64_t num_panels, const std::byte* next,
-                 int thread) {
+                 int thread, OutOf out_of) {
     std::byte* mine = thread_scratch(thread);
     auto* sums = reinterpret_cast<float*>(mine + s_.sums_offset);
-    Product products[kTaskPanels];
+    Product products[kMaxTaskPanels];
     for (int64_t i = 0; i < num_panels; ++i) {
-      products[i] = down_product(item, panel + i,
-                                 i + 1 < num_panels ? down_panel(item.expert, panel + i + 1) : next,
-                                 sums + i * kMaxRowBlock * kPanelCols);
+      const std::byte* later = i + 1 < num_panels ? down_panel(item.expert, panel + i + 1) : next;
+      products[i] =
+          Product::of(down_plan_, head_.down, down_panel(item.expert, panel + i), later,
+                      s_.hidden_rows.in<RowOperand>(ws_) + item.first, sums + i * kSumsOfPanel);
     }
     multiply_panels({products, static_cast<size_t>(num_panels)}, item.count,
                     mine + s_.decode_offset);
     float* out[kMaxRowBlock];
     for (int64_t i = 0; i < num_panels; ++i) {
-      for (int64_t row = 0; row < item.count; ++row) {
-        out[row] = slot_row(order()[item.first + row]) + (panel + i) * kPanelCols;
-      }
-      finish_down(item, panel + i, products[i].c, out);
+      for (int64_t row = 0; row < item.count; ++row) out[row] = out_of(row) + i * kPanelCols;
+      const std::byte* data = down_panel(item.expert, panel + i);
+      down_plan_.kernels->finish(
+          products[i].c, column_terms(head_.down, *down_plan_.kernels, data), products[i].rows,
+          item.count, std::min(kPanelCols, shape_.width - (panel + i) * kPanelCols), out);
     }
   }
 
@@ -467,14 +497,12 @@ class Pass {
   }
   /// Panels of gate and up that make the same columns lie side by side; down's follow all of them.
   const std::byte* hidden_panel(int32_t e, int64_t panel) const {
-    const int64_t gate_bytes = gated_ ? head_.gate.panel_bytes() : 0;
-    return expert_at(e) + panel * (gate_bytes + head_.up.panel_bytes());
+    return expert_at(e) + panel * (gate_bytes() + head_.up.panel_bytes());
   }
+  int64_t gate_bytes() const { return gated_ ? head_.gate.panel_bytes() : 0; }
+  const std::byte* up_of(const std::byte* pair) const { return pair + gate_bytes(); }
   const std::byte* down_panel(int32_t e, int64_t panel) const {
     return hidden_panel(e, head_.up.panels()) + panel * head_.down.panel_bytes();
-  }
-  int64_t columns_of(int64_t panel) const {
-    return std::min(kPanelCols, shape_.width - panel * kPanelCols);
   }
   /// `offset`: one of orders_.
   const int32_t* order_at(int32_t e, int64_t offset) const {

@@ -190,6 +190,8 @@ void fill_amx(Kernels& k) {
   k.scratch_half_bytes = kBlockK / 2 * kUnitBytes;
   k.multiply[static_cast<int>(Code::bf16)] = tile_multiply;
   k.scratch_multiply = tile_multiply;
+  // Tiles add in an order of their own, which one row must keep.
+  for (MultiplyBeside& multiply : k.multiply_beside) multiply = nullptr;
 }
 
 }  // namespace moekit::linear

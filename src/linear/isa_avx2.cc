@@ -16,6 +16,7 @@ struct Isa {
   static constexpr int kWideRows = 3;  // the same 12 over 32 columns
   static constexpr int kShortRows = kWideRows;
   static constexpr bool kAsksSecondCache = false;
+  static constexpr bool kTakesPanelsBeside = false;
   /// A K at a time over all vectors where chains are long for their number, and where two words are
   /// too few to be worth an order of their own.
   static constexpr bool stepwise(int rows, int vectors, int steps) {
@@ -26,7 +27,6 @@ struct Isa {
   }
   /// One row of fp8 lost a fifth to it, two rows of nvfp4 gained one.
   static constexpr bool loops_plainly(int rows) { return rows == 2; }
-  static constexpr int plain_segments_at_once(int, int) { return 1; }
   static constexpr float kE4m3Factor = 1.0f;
   using V = __m256;
   using W = __m256;

@@ -21,13 +21,6 @@ struct Isa {
   using W = __m512;
   using X = float;
 
-  /// One row is two chains of dependent FMAs. Two segments at a time took 64 weights of int4 in
-  /// groups of 128 from 2.7 to 2.0 ns and mxfp4 from 2.4 to 2.0 (Xeon, in the second cache,
-  /// 2026-12); 8-bit codes have instructions enough to wait for.
-  static constexpr int plain_segments_at_once(int rows, int steps) {
-    return rows == 1 && steps == 8 ? 2 : 1;
-  }
-
   /// No decoder here reads subnormals.
   struct DenormalGuard {};
 

@@ -13,10 +13,10 @@ struct Isa {
   static constexpr int kWideRows = 0;
   static constexpr int kShortRows = 0;
   static constexpr bool kAsksSecondCache = false;
+  static constexpr bool kTakesPanelsBeside = false;
   static constexpr bool stepwise(int, int, int) { return false; }
   static constexpr int segments_at_once(int, int) { return 1; }
   static constexpr bool loops_plainly(int) { return false; }
-  static constexpr int plain_segments_at_once(int, int) { return 1; }
   static constexpr float kE4m3Factor = 1.0f;
   typedef float V __attribute__((vector_size(16)));
   using W = V;

@@ -33,6 +33,7 @@ struct Panel {
   const std::byte* terms = nullptr;    ///< column scales and bias, f32 [2][32]
   const float* wide_scales = nullptr;  ///< widen_scales(): [segment][32] from wide_k on; or null
   int64_t half_bytes = 0;
+  int64_t stride = 0;  ///< bytes to the panel that is multiplied side by side with this one
   int64_t first_k = 0;
   int64_t last_k = 0;
   int64_t wide_k = 0;
@@ -59,6 +60,10 @@ struct RowOperand {
 /// alone.
 using Multiply = void (*)(const Panel& panel, int64_t k0, int64_t k1, const RowOperand* rows,
                           int64_t num_rows, float* c);
+/// The same over all of K for `num_panels` panels Panel::stride bytes apart: c[panel][row][32],
+/// with c_stride floats from panel to panel.
+using MultiplyBeside = void (*)(const Panel& first, int64_t num_panels, const RowOperand* rows,
+                                int64_t num_rows, float* c, int64_t c_stride);
 /// Decodes [k0, k1) of a panel into scratch, which scratch_multiply reads.
 using Decode = void (*)(const Panel& panel, int64_t k0, int64_t k1, std::byte* scratch);
 
@@ -88,13 +93,22 @@ struct HiddenArgs {
   int64_t out_stride = 0;  ///< bytes between rows
 };
 
+/// Rows and panels at most that are multiplied side by side.
+inline constexpr int64_t kMaxRowsBeside = 3;
+inline constexpr int64_t kMaxPanelsBeside = 4;
+
 /// One instruction set with one operand type.
 struct Kernels {
   CpuIsa isa = CpuIsa::generic;
   bool pairs = false;       ///< rows are bf16 (dot products of pairs), else f32
   int64_t direct_rows = 0;  ///< up to so many rows decode codes in registers; more go via scratch
   Multiply multiply[kNumCodes] = {};  ///< by Code; null where this operand type can't hold the code
-  Decode decode[kNumCodes] = {};      ///< null: multiply reads the codes in place at any row count
+  /// By Code; null: one panel at a time. Four panels with one row, or two with up to
+  /// kMaxRowsBeside. The same bits as one panel at a time.
+  MultiplyBeside multiply_beside[kNumCodes] = {};
+  /// Whether that is how this CPU reads fastest.
+  bool prefers_beside = false;
+  Decode decode[kNumCodes] = {};  ///< null: multiply reads the codes in place at any row count
   Multiply scratch_multiply = nullptr;
   /// f32 scales of [k0, k1), for Panel::wide_scales.
   void (*widen_scales)(const Panel& panel, int64_t k0, int64_t k1, float* out) = nullptr;

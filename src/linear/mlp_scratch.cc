@@ -57,13 +57,13 @@ MlpScratch mlp_scratch(const MlpShape& shape, const MlpPlaces& places, RowsLayou
   s.slot_rows = w.add(batched ? 0 : s.chunk_slots, shape.width * 4);
 
   WorkspaceLayout t;
-  s.sums_offset = t.add(kTaskPanels * kMaxRowBlock * kPanelCols, 4).offset;
+  s.sums_offset = t.add(kMaxTaskPanels * kMaxRowBlock * kPanelCols, 4).offset;
   s.decode_offset = t.add(kScratchBytes, 1).offset;
   s.prepare_offset = t.add(prepare_scratch_bytes(std::max(shape.width, shape.inter),
                                                  std::max(places.gate_up, places.down)),
                            1)
                          .offset;
-  s.owner_offset = t.add(kMaxOwnerSlots * kPanelCols, 4).offset;
+  s.owner_offset = t.add(kMaxOwnerSlots * kMaxTaskPanels * kPanelCols, 4).offset;
   s.thread_bytes = t.total();
   s.per_thread = w.add(num_threads, s.thread_bytes);
   s.total = w.total();

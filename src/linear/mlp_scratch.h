@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "linear/grouped_mlp.h"
+#include "linear/kernels.h"
 #include "problem/workspace_layout.h"
 
 namespace moekit::linear {
@@ -13,6 +14,8 @@ inline constexpr int64_t kMaxRowBlock = 240;
 /// Panels of a task, whose sums a thread holds: gate and up of the same columns, or so many of
 /// down.
 inline constexpr int64_t kTaskPanels = 2;
+/// The same where few rows take panels side by side.
+inline constexpr int64_t kMaxTaskPanels = kMaxPanelsBeside;
 inline constexpr int64_t kMaxOwnerSlots = 256;
 
 /// Rows [first, first + count) of the expert-sorted list, all of one expert.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "base/math.h"
@@ -263,6 +264,12 @@ int64_t chunk_k(const Product& p, int64_t num_rows) {
 /// that stay in L1, decoded first where that costs instructions.
 bool reads_once(const Product& p, int64_t num_rows) { return num_rows <= p.kernels->direct_rows; }
 
+/// Panels that so many rows are multiplied with side by side.
+int64_t panels_beside(const Kernels& k, Code code, int64_t num_rows) {
+  if (!takes_panels_beside(k, code)) return 1;
+  return num_rows == 1 ? kMaxPanelsBeside : num_rows <= kMaxRowsBeside ? 2 : 1;
+}
+
 /// Codes of [k0, k1).
 std::span<const std::byte> codes_of(const Product& p, int64_t k0, int64_t k1) {
   const int64_t block_bytes = 2 * p.panel.half_bytes;
@@ -296,16 +303,67 @@ void multiply_chunk(const Product& p, int64_t k0, int64_t k1, int64_t num_rows,
   k.scratch_multiply(chunk, k0, k1, p.rows, num_rows, p.c);
 }
 
-/// Whether the products share their chunks and have rows enough.
+/// Whether the first two share their chunks and have rows enough.
 bool in_turns(std::span<const Product> products, int64_t num_rows) {
-  const Product& first = products[0];
-  return std::all_of(products.begin(), products.end(), [&](const Product& p) {
-    return decodes_first(p) && !reads_once(p, num_rows) && p.k_padded == first.k_padded &&
-           chunk_k(p, num_rows) == chunk_k(first, num_rows);
-  });
+  if (products.size() < 2) return false;
+  const Product& a = products[0];
+  const Product& b = products[1];
+  return decodes_first(a) && decodes_first(b) && !reads_once(a, num_rows) &&
+         !reads_once(b, num_rows) && a.k_padded == b.k_padded &&
+         chunk_k(a, num_rows) == chunk_k(b, num_rows);
 }
 
-/// All chunks, those of several products in turns.
+bool same_rows(const RowOperand* a, const RowOperand* b, int64_t num_rows) {
+  return a == b || std::equal(a, a + num_rows, b, [](const RowOperand& x, const RowOperand& y) {
+           return x.x == y.x && x.block_scales == y.block_scales &&
+                  x.segment_sums == y.segment_sums;
+         });
+}
+
+/// Bytes from one pointer to another, which need not be of one array.
+int64_t distance(const void* from, const void* to) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from));
+}
+
+/// Whether `b`, the i-th after `a`, has its codes, scales and sums i steps from a's.
+bool lies_beside(const Product& a, const Product& b, int64_t i, int64_t step, int64_t c_step,
+                 int64_t num_rows) {
+  const Panel& p = a.panel;
+  const Panel& q = b.panel;
+  return a.kernels == b.kernels && a.code == b.code && a.k_padded == b.k_padded &&
+         p.group == q.group && p.segment == q.segment && p.scale == q.scale &&
+         distance(p.codes, q.codes) == i * step && distance(p.scales, q.scales) == i * step &&
+         distance(p.terms, q.terms) == i * step &&
+         (p.zeros == nullptr ? q.zeros == nullptr : distance(p.zeros, q.zeros) == i * step) &&
+         b.c - a.c == i * c_step && same_rows(a.rows, b.rows, num_rows);
+}
+
+/// How many of the first products are multiplied side by side; fewer than 2: none.
+int64_t count_beside(std::span<const Product> products, int64_t num_rows) {
+  const Product& first = products[0];
+  int64_t n =
+      std::min<int64_t>(std::ssize(products), panels_beside(*first.kernels, first.code, num_rows));
+  n = n / 2 * 2;  // four or two
+  if (n < 2 || first.panel.next == nullptr) return 0;
+  const int64_t step = distance(first.panel.codes, products[1].panel.codes);
+  const int64_t c_step = products[1].c - first.c;
+  for (int64_t i = 1; i < n; ++i) {
+    if (!lies_beside(first, products[i], i, step, c_step, num_rows)) return i >= 2 ? 2 : 0;
+  }
+  return n;
+}
+
+/// `next` of the last one says what is read after all of them.
+void multiply_side_by_side(std::span<const Product> products, int64_t num_rows) {
+  const Product& first = products[0];
+  Panel p = first.panel;
+  p.stride = distance(p.codes, products[1].panel.codes);
+  p.next = products.back().panel.next;
+  first.kernels->multiply_beside[static_cast<int>(first.code)](
+      p, std::ssize(products), first.rows, num_rows, first.c, products[1].c - first.c);
+}
+
+/// All chunks, those of the products in turns.
 void multiply_chunks(std::span<const Product> products, int64_t num_rows, std::byte* scratch) {
   const int64_t k_padded = products[0].k_padded;
   const int64_t step = chunk_k(products[0], num_rows);
@@ -327,6 +385,10 @@ void multiply_chunks(std::span<const Product> products, int64_t num_rows, std::b
 
 }  // namespace
 
+bool takes_panels_beside(const Kernels& k, Code code) {
+  return k.prefers_beside && k.multiply_beside[static_cast<int>(code)] != nullptr;
+}
+
 void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch) {
   if (reads_once(product, num_rows)) {
     product.kernels->multiply[static_cast<int>(product.code)](product.panel, 0, product.k_padded,
@@ -337,11 +399,19 @@ void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch
 }
 
 void multiply_panels(std::span<const Product> products, int64_t num_rows, std::byte* scratch) {
-  if (in_turns(products, num_rows)) {
-    multiply_chunks(products, num_rows, scratch);
-    return;
+  while (!products.empty()) {
+    size_t done = 1;
+    if (const int64_t n = count_beside(products, num_rows); n > 1) {
+      done = static_cast<size_t>(n);
+      multiply_side_by_side(products.first(done), num_rows);
+    } else if (in_turns(products, num_rows)) {
+      done = 2;
+      multiply_chunks(products.first(done), num_rows, scratch);
+    } else {
+      multiply_panel(products[0], num_rows, scratch);
+    }
+    products = products.subspan(done);
   }
-  for (const Product& product : products) multiply_panel(product, num_rows, scratch);
 }
 
 ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data) {

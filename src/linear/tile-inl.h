@@ -22,6 +22,13 @@ template <Code C, int J = 0, typename F>
 #include "linear/ahead-inl.h"
 #include "linear/scratch-inl.h"
 
+/// Where a tile's vector v lies: in which of the panels side by side, and from which column on.
+constexpr int panel_of(int v) { return v * Isa::kLanes / static_cast<int>(kPanelCols); }
+constexpr int column_of(int v) { return v * Isa::kLanes % static_cast<int>(kPanelCols); }
+/// Panels that NV vectors reach into.
+template <int NV>
+constexpr int kPanelsOf = panel_of(NV - 1) + 1;
+
 /// R rows x NV vectors of columns.
 template <int R, int NV>
 struct Tile {
@@ -41,21 +48,27 @@ struct Tile {
       for (int v = 0; v < NV; ++v) acc[r][v] = Isa::load(c + r * kPanelCols + v * Isa::kLanes);
     }
   }
-  [[gnu::always_inline]] inline void store(float* c) const {
+  /// `c_stride`: floats from the sums of a panel to those of the one beside it.
+  [[gnu::always_inline]] inline void store(float* c, int64_t c_stride = 0) const {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) Isa::store(c + r * kPanelCols + v * Isa::kLanes, acc[r][v]);
+      for (int v = 0; v < NV; ++v) {
+        Isa::store(c + r * kPanelCols + panel_of(v) * c_stride + column_of(v), acc[r][v]);
+      }
     }
   }
 };
 
-/// Bytes from a half's first vector to vector v; vectors past 16 columns lie in the next half.
-template <int NV>
-[[gnu::always_inline]] inline int64_t vector_offset(int v, int64_t half_bytes) {
-  const int column = v * Isa::kLanes;
-  return column / 16 * half_bytes + column % 16 * 4;
+/// Bytes from a tile's first vector of codes to vector v: those past 16 columns lie in the next
+/// half, those past 32 in the panel beside.
+[[gnu::always_inline]] inline int64_t vector_offset(int v, const Panel& p) {
+  return panel_of(v) * p.stride + column_of(v) / 16 * p.half_bytes + column_of(v) % 16 * 4;
 }
+
+/// What a tile of R rows by NV vectors asks for at a time.
+template <bool kSegments, int R, int NV>
+using AskedOf = BlockAhead<locality(kSegments, R, kPanelsOf<NV>), kPanelsOf<NV>>;
 
 /// Words of K J of a unit and those after it, for every vector of columns. Worth it where chains
 /// are long for their number (R * NV sums of kSteps<C> steps), and where many rows share a
@@ -89,11 +102,11 @@ template <Code C, int J, int R, int NV>
 }
 
 /// Units [first, first + num_units) of the block at `codes`, into the tile.
-template <Code C, int R, int NV, int kLocality>
-[[gnu::always_inline]] inline void run_units(const std::byte* codes, int64_t half_bytes,
-                                             int64_t first, int64_t num_units,
-                                             const typename Isa::X* const* x, int64_t x_index,
-                                             const BlockAhead<kLocality>& ahead,
+template <Code C, bool kSegments, int R, int NV>
+[[gnu::always_inline]] inline void run_units(const Panel& p, const std::byte* codes, int64_t first,
+                                             int64_t num_units, const typename Isa::X* const* x,
+                                             int64_t x_index,
+                                             const AskedOf<kSegments, R, NV>& ahead,
                                              Tile<R, NV>& tile) {
 #pragma GCC unroll 2
   for (int64_t u = first; u < first + num_units; ++u) {
@@ -103,20 +116,24 @@ template <Code C, int R, int NV, int kLocality>
       typename Isa::template Unit<C> units[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        units[v] = Isa::template unit<C>(unit + vector_offset<NV>(v, half_bytes));
+        units[v] = Isa::template unit<C>(unit + vector_offset(v, p));
       }
       run_steps<C, 0>(units, x, x_index, tile);
     } else {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         each_word<C>(
-            Isa::template unit<C>(unit + vector_offset<NV>(v, half_bytes)),
-            [&](int j, typename Isa::W w) __attribute__((always_inline)) {
+            Isa::template unit<C>(unit + vector_offset(v, p)), [&](int j, typename Isa::W w)
+                                                                   __attribute__((always_inline)) {
 #pragma GCC unroll 16
-              for (int r = 0; r < R; ++r) {
-                tile.acc[r][v] = Isa::dot(w, Isa::broadcast(x[r] + x_index + j), tile.acc[r][v]);
-              }
-            });
+                                                                     for (int r = 0; r < R; ++r) {
+                                                                       tile.acc[r][v] = Isa::dot(
+                                                                           w,
+                                                                           Isa::broadcast(
+                                                                               x[r] + x_index + j),
+                                                                           tile.acc[r][v]);
+                                                                     }
+                                                                   });
       }
     }
     x_index += kSteps<C>;
@@ -136,14 +153,20 @@ template <int R, int NV>
           ? nullptr
           : p.wide_scales + (k - p.wide_k) / static_cast<uint32_t>(p.segment) * kPanelCols;
   if (p.next != nullptr && p.scale != Scale::f32_panel) {
-    __builtin_prefetch(p.scales + group * kPanelCols * bytes_of(p.scale) + kScalesAheadBytes);
-    if (p.zeros != nullptr) __builtin_prefetch(p.zeros + group * kPanelCols + kScalesAheadBytes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelsOf<NV>; ++i) {
+      const int64_t ahead = i * p.stride + kScalesAheadBytes;
+      __builtin_prefetch(p.scales + group * kPanelCols * bytes_of(p.scale) + ahead);
+      if (p.zeros != nullptr) __builtin_prefetch(p.zeros + group * kPanelCols + ahead);
+    }
   }
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
-    const int column = first_column + v * Isa::kLanes;
-    const typename Isa::V scale =
-        wide != nullptr ? Isa::load(wide + column) : Isa::scales(p.scale, p.scales, group, column);
+    const int column = first_column + column_of(v);
+    const int64_t beside = panel_of(v) * p.stride;
+    const typename Isa::V scale = wide != nullptr
+                                      ? Isa::load(wide + column)
+                                      : Isa::scales(p.scale, p.scales + beside, group, column);
     if (plain) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -151,9 +174,9 @@ template <int R, int NV>
       }
       continue;
     }
-    const typename Isa::V zero = p.zeros != nullptr
-                                     ? Isa::negated_zeros(p.zeros + group * kPanelCols + column)
-                                     : Isa::zero();
+    const typename Isa::V zero =
+        p.zeros != nullptr ? Isa::negated_zeros(p.zeros + beside + group * kPanelCols + column)
+                           : Isa::zero();
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       typename Isa::V sum = sums.acc[r][v];
@@ -185,6 +208,12 @@ struct TileInput {
     half = p.codes + column / 16 * p.half_bytes + column % 16 * 4;
     for (int i = 0; i < R; ++i) x[i] = static_cast<const typename Isa::X*>(rows[i].x);
   }
+  /// What is asked for while the block at `codes` is read.
+  template <bool kSegments, int NV>
+  [[gnu::always_inline]] inline AskedOf<kSegments, R, NV> asked(const Ahead& a,
+                                                                const std::byte* codes) const {
+    return a.of<locality(kSegments, R, kPanelsOf<NV>), kPanelsOf<NV>>(codes, panel.stride);
+  }
   /// The block that holds K index k.
   [[gnu::always_inline]] inline const std::byte* block(uint32_t k) const {
     return half +
@@ -212,18 +241,18 @@ template <Code C, int S, int R, int NV>
     for (int s = 0; s < S; ++s) sums[s].zero();
     for (uint32_t i = 0; i < segment; i += run) {
       const std::byte* codes[S];
-      BlockAhead<locality(true, R)> asked[S];
+      AskedOf<true, R, NV> asked[S];
 #pragma GCC unroll 4
       for (uint32_t s = 0; s < S; ++s) {
         codes[s] = in.block(k + s * segment + i);
-        asked[s] = ahead.of<locality(true, R)>(codes[s]);
+        asked[s] = in.template asked<true, NV>(ahead, codes[s]);
       }
       for (uint32_t j = 0; j < run; j += kUnitK<C>) {
 #pragma GCC unroll 4
         for (uint32_t s = 0; s < S; ++s) {
           const uint32_t at = k + s * segment + i + j;
-          run_units<C>(codes[s], p.half_bytes, at % kBlock / kUnitK<C>, 1, in.x, at / Isa::kPerDot,
-                       asked[s], sums[s]);
+          run_units<C, true>(p, codes[s], at % kBlock / kUnitK<C>, 1, in.x, at / Isa::kPerDot,
+                             asked[s], sums[s]);
         }
       }
     }
@@ -252,58 +281,45 @@ constexpr bool has_plain_loop(Code code, Scale scale) {
   }
 }
 
-/// Whole segments whose scales lie in order, without zero points or scales of the rows; N side by
-/// side, whole blocks each, or one. A row alone has few instructions to hide divisions and choices
-/// of formats behind. Returns where it stopped.
-template <Code C, Scale S, int N, int R, int NV>
+/// Whole segments whose scales lie in order, without zero points or scales of the rows. A row alone
+/// has few instructions to hide divisions and choices of formats behind. Returns where it stopped.
+template <Code C, Scale S, int R, int NV>
 [[gnu::always_inline]] inline uint32_t run_plain_segments(const TileInput<R>& in, uint32_t k,
                                                           uint32_t last, Tile<R, NV>& total) {
   const Panel& p = in.panel;
   constexpr uint32_t kBlock = static_cast<uint32_t>(kBlockK);
   constexpr int64_t kStride = S == Scale::f32_panel ? 4 : kPanelCols * bytes_of(S);
-  constexpr int64_t kUnits = kBlockK / kUnitK<C>;
   const auto segment = static_cast<uint32_t>(p.segment);
-  const int64_t half_bytes = p.half_bytes;
-  const int64_t segment_bytes = int64_t{segment} / kBlockK * 2 * half_bytes;
   const Ahead ahead = in.ahead;
   const std::byte* scales = p.scales + k / segment * kStride;
   const std::byte* codes = in.block(k);
-  while (last - k >= N * segment) {
-    Tile<R, NV> sums[N];
-#pragma GCC unroll 2
-    for (int s = 0; s < N; ++s) sums[s].zero();
-    if (N == 1 && segment < kBlock) {
-      run_units<C>(codes, half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
-                   k / Isa::kPerDot, ahead.template of<locality(true, R)>(codes), sums[0]);
+  for (; last - k >= segment; scales += kStride) {
+    Tile<R, NV> sums;
+    sums.zero();
+    if (segment < kBlock) {
+      run_units<C, true>(p, codes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
+                         k / Isa::kPerDot, in.template asked<true, NV>(ahead, codes), sums);
       k += kMinSegment;
-      if (k % kBlock == 0) codes += 2 * half_bytes;
+      if (k % kBlock == 0) codes += 2 * p.half_bytes;
     } else {
-      for (uint32_t end = k + segment; k < end; k += kBlock, codes += 2 * half_bytes) {
-        // A unit of each segment in turn where there are several.
-        constexpr int64_t kTogether = N == 1 ? kUnits : 1;
-        for (int64_t u = 0; u < kUnits; u += kTogether) {
-#pragma GCC unroll 2
-          for (int s = 0; s < N; ++s) {
-            const std::byte* at = codes + s * segment_bytes;
-            run_units<C>(at, half_bytes, u, kTogether, in.x,
-                         (k + s * segment) / Isa::kPerDot + u * kSteps<C>,
-                         ahead.template of<locality(true, R)>(at), sums[s]);
-          }
-        }
+      for (uint32_t end = k + segment; k < end; k += kBlock, codes += 2 * p.half_bytes) {
+        run_units<C, true>(p, codes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                           in.template asked<true, NV>(ahead, codes), sums);
       }
-      k += (N - 1) * segment;
-      codes += (N - 1) * segment_bytes;
     }
-    if constexpr (S != Scale::f32_panel) __builtin_prefetch(scales + kScalesAheadBytes);
-#pragma GCC unroll 2
-    for (int s = 0; s < N; ++s, scales += kStride) {
+    if constexpr (S != Scale::f32_panel) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kPanelsOf<NV>; ++i) {
+        __builtin_prefetch(scales + i * p.stride + kScalesAheadBytes);
+      }
+    }
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        const typename Isa::V scale = Isa::scales(S, scales, 0, in.first_column + v * Isa::kLanes);
+    for (int v = 0; v < NV; ++v) {
+      const typename Isa::V scale =
+          Isa::scales(S, scales + panel_of(v) * p.stride, 0, in.first_column + column_of(v));
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          total.acc[r][v] = Isa::fma(scale, sums[s].acc[r][v], total.acc[r][v]);
-        }
+      for (int r = 0; r < R; ++r) {
+        total.acc[r][v] = Isa::fma(scale, sums.acc[r][v], total.acc[r][v]);
       }
     }
   }
@@ -317,12 +333,7 @@ template <Code C, int R, int NV>
   const Panel& p = in.panel;
   const auto run = [&]<Scale S>() __attribute__((always_inline)) {
     if constexpr (has_plain_loop(C, S)) {
-      constexpr int kMany = Isa::plain_segments_at_once(R, kSteps<C>);
-      if (p.scale != S) return;
-      if (kMany > 1 && p.segment >= kBlockK) {
-        k = run_plain_segments<C, S, kMany>(in, k, last, total);
-      }
-      k = run_plain_segments<C, S, 1>(in, k, last, total);
+      if (p.scale == S) k = run_plain_segments<C, S>(in, k, last, total);
     }
   };
   if (p.zeros != nullptr || p.wide_scales != nullptr || in.rows[0].block_scales != nullptr ||
@@ -352,14 +363,14 @@ template <Code C, int R, int NV>
     // Counts that the compiler sees: a loop's end that is foretold wrong leaves memory waiting.
     if (p.segment < kBlockK) {
       const std::byte* codes = in.block(k);
-      run_units<C>(codes, p.half_bytes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
-                   k / Isa::kPerDot, in.ahead.template of<locality(true, R)>(codes), sums);
+      run_units<C, true>(p, codes, k % kBlock / kUnitK<C>, kMinSegment / kUnitK<C>, in.x,
+                         k / Isa::kPerDot, in.template asked<true, NV>(in.ahead, codes), sums);
       k += kMinSegment;
     }
     for (; k < end; k += kBlock) {
       const std::byte* codes = in.block(k);
-      run_units<C>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
-                   in.ahead.template of<locality(true, R)>(codes), sums);
+      run_units<C, true>(p, codes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                         in.template asked<true, NV>(in.ahead, codes), sums);
     }
     finish_segment(p, start, in.first_column, in.rows, sums, total);
   }
@@ -368,7 +379,8 @@ template <Code C, int R, int NV>
 /// R rows x NV vectors starting at `first_column`, K in [k0, k1).
 template <Code C, int R, int NV>
 [[gnu::noinline]] void multiply_tile(const Panel& p, int64_t k0, int64_t k1, int first_column,
-                                     const RowOperand* rows, const Ahead& ahead, float* c) {
+                                     const RowOperand* rows, const Ahead& ahead, float* c,
+                                     int64_t c_stride = 0) {
   const TileInput<R> in(p, first_column, rows, ahead);
   c += first_column;
   Tile<R, NV> tile;
@@ -377,8 +389,8 @@ template <Code C, int R, int NV>
   if (p.segment == 0) {
     for (int64_t k = k0; k < k1; k += kBlockK) {
       const std::byte* codes = in.block(static_cast<uint32_t>(k));
-      run_units<C>(codes, p.half_bytes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
-                   ahead.of<locality(false, R)>(codes), tile);
+      run_units<C, false>(p, codes, 0, kBlockK / kUnitK<C>, in.x, k / Isa::kPerDot,
+                          in.template asked<false, NV>(ahead, codes), tile);
     }
   } else {
     auto k = static_cast<uint32_t>(k0);
@@ -390,7 +402,7 @@ template <Code C, int R, int NV>
     if constexpr (Isa::loops_plainly(R)) k = run_where_plain<C>(in, k, last, tile);
     run_single_segments<C>(in, k, last, tile);
   }
-  tile.store(c);
+  tile.store(c, c_stride);
 }
 
 /// One tile of r <= R rows, NV vectors from `first_column` on.
@@ -438,13 +450,13 @@ void multiply(const Panel& p, int64_t k0, int64_t k1, const RowOperand* rows, in
   if (p.next != nullptr) {
     ahead.bytes = (k1 - k0) / kBlockK * 2 * p.half_bytes;
     if (k0 == 0 && k1 == p.last_k) {
-      const bool far = locality(p.segment != 0, static_cast<int>(num_rows)) != 3;
+      const bool far = locality(p.segment != 0, static_cast<int>(num_rows), 1) != 3;
       const int64_t most = far ? kFarAheadBytes : kAheadBytes;
       if (ahead.bytes > most) ahead.bytes = most;
     }
     ahead.end = p.codes + (p.last_k - p.first_k) / kBlockK * 2 * p.half_bytes;
     ahead.next = p.next;
-    if (k0 == 0) ask_for_terms(p);
+    if (k0 == 0) ask_for_terms(p, 0);
   }
   if constexpr (Isa::kShortRows > 0 && Isa::kShortRows < kWide) {
     if (p.segment != 0 && p.segment <= kBlockK) {
@@ -464,6 +476,31 @@ void multiply(const Panel& p, int64_t k0, int64_t k1, const RowOperand* rows, in
   }
 }
 
+/// R rows by kPanels panels side by side.
+template <Code C, int R, int kPanels>
+[[gnu::always_inline]] inline void multiply_together(const Panel& p, const RowOperand* rows,
+                                                     float* c, int64_t c_stride) {
+  constexpr int kVectors = kPanels * static_cast<int>(kPanelCols) / Isa::kLanes;
+  Ahead ahead;
+  ahead.bytes = kBesideAheadBytes;
+  ahead.count = static_cast<uint32_t>(kBlockK / kUnitK<C>);
+  ahead.end = p.codes + p.last_k / kBlockK * 2 * p.half_bytes;
+  ahead.next = p.next;
+  for (int i = 0; i < kPanels; ++i) ask_for_terms(p, i * p.stride);
+  multiply_tile<C, R, kVectors>(p, 0, p.last_k, 0, rows, ahead, c, c_stride);
+}
+
+/// Four panels with one row, or two with up to three: as panels_beside() says.
+template <Code C>
+void multiply_beside(const Panel& p, int64_t num_panels, const RowOperand* rows, int64_t num_rows,
+                     float* c, int64_t c_stride) {
+  [[maybe_unused]] const typename Isa::DenormalGuard guard{};
+  if (num_panels == 4) return multiply_together<C, 1, 4>(p, rows, c, c_stride);
+  if (num_rows == 1) return multiply_together<C, 1, 2>(p, rows, c, c_stride);
+  if (num_rows == 2) return multiply_together<C, 2, 2>(p, rows, c, c_stride);
+  multiply_together<C, 3, 2>(p, rows, c, c_stride);
+}
+
 /// Enters the decoder of one code into the table: its products go through scratch.
 template <Code C>
 void add_decoder(Kernels& k) {
@@ -476,6 +513,7 @@ template <Code C, int kDirect, int kRows = kDirect == 0 ? Isa::kMaxRows : kDirec
 void add_code(Kernels& k) {
   constexpr int kIndex = static_cast<int>(C);
   k.multiply[kIndex] = multiply<C, kRows>;
+  if constexpr (Isa::kTakesPanelsBeside) k.multiply_beside[kIndex] = multiply_beside<C>;
   if constexpr (kDirect > 0) add_decoder<C>(k);
   k.widen_scales = widen_scales;
   k.factor[kIndex] = C == Code::e4m3 ? Isa::kE4m3Factor : 1.0f;
