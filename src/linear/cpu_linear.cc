@@ -91,10 +91,11 @@ void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows
   const PanelSpec& spec = call.head.spec;
   const RowOperand* operands = call.operands() + block;
   Product products[kMaxPanelsBeside];
-  const std::byte* data = call.args.blob + call.head.panels_offset() + panel * spec.panel_bytes();
+  const std::byte* data =
+      call.args.blob + call.head.panels_offset() + panel * call.plan.panel_bytes;
   auto* sums = reinterpret_cast<float*>(call.mine(thread));
-  for (int64_t i = 0; i < num_panels; ++i, data += spec.panel_bytes()) {
-    products[i] = Product::of(call.plan, spec, data, data + spec.panel_bytes(), operands,
+  for (int64_t i = 0; i < num_panels; ++i, data += call.plan.panel_bytes) {
+    products[i] = Product::of(call.plan, data, data + call.plan.panel_bytes, operands,
                               sums + i * kRowBlock * kPanelCols);
   }
   multiply_panels({products, static_cast<size_t>(num_panels)}, rows,
@@ -105,8 +106,7 @@ void multiply_block(const Call& call, int64_t first, int64_t block, int64_t rows
     for (int64_t row = 0; row < rows; ++row) {
       out[row] = call.args.y + (first + block + row) * call.args.y_stride + column;
     }
-    call.plan.kernels->finish(products[i].c,
-                              column_terms(spec, *call.plan.kernels, products[i].panel.codes),
+    call.plan.kernels->finish(products[i].c, column_terms(call.plan, products[i].panel.codes),
                               operands, rows, std::min(kPanelCols, spec.rows - column), out);
   }
 }

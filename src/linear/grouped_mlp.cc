@@ -33,6 +33,7 @@ class Pass {
     up_plan_ = ProductPlan::of(a_.isa, head_.up, shape_.gate_up_input);
     gate_plan_ = gated_ ? ProductPlan::of(a_.isa, head_.gate, shape_.gate_up_input) : up_plan_;
     down_plan_ = ProductPlan::of(a_.isa, head_.down, shape_.down_input);
+    up_panels_ = head_.up.panels();
     quantized_in_ =
         !is_plain(shape_.gate_up_input) && a_.in.format.format == shape_.gate_up_input.format;
     // Rows that arrive quantized carry their scale; a source may only quantize where one scale
@@ -238,8 +239,8 @@ class Pass {
     auto* hidden_rows = s_.hidden_rows.in<RowOperand>(ws_);
     for (int64_t i = 0; i < num_slots_; ++i)
       hidden_rows[i] = {hidden_at(i), nullptr, nullptr, 1.0f};
-    const int64_t panels = head_.up.panels();
-    const int64_t step = task_panels(up_plan_, head_.up, num_items_, 1, gated_ ? 2 : 4);
+    const int64_t panels = up_panels_;
+    const int64_t step = task_panels(up_plan_, panels, num_items_, 1, gated_ ? 2 : 4);
     const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
       const PanelTask now = panel_task(t, tasks);
@@ -252,11 +253,11 @@ class Pass {
 
   /// Panels of a task: `usual`, or `most` where few rows take them side by side and tasks of
   /// `items` items are still enough for all threads.
-  int64_t task_panels(const ProductPlan& plan, const PanelSpec& spec, int64_t items, int64_t usual,
+  int64_t task_panels(const ProductPlan& plan, int64_t panels, int64_t items, int64_t usual,
                       int64_t most) const {
     const bool few = num_slots_ <= kMaxRowsBeside * num_items_;
-    const bool enough = items * spec.panels() >= most * kTasksPerThread * pool_.num_threads();
-    return few && enough && takes_panels_beside(*plan.kernels, spec.code) ? most : usual;
+    const bool enough = items * panels >= most * kTasksPerThread * pool_.num_threads();
+    return few && enough && takes_panels_beside(*plan.kernels, plan.code) ? most : usual;
   }
 
   struct PanelTask {
@@ -290,11 +291,11 @@ class Pass {
       const std::byte* pair = hidden_panel(item.expert, i);
       const std::byte* later = i + 1 < panel + num_panels ? hidden_panel(item.expert, i + 1) : next;
       if (gated_) {
-        products[n] = Product::of(gate_plan_, head_.gate, pair, up_of(pair), gate_rows,
+        products[n] = Product::of(gate_plan_, pair, up_of(pair), gate_rows,
                                   sums + static_cast<int64_t>(n) * kSumsOfPanel);
         ++n;
       }
-      products[n] = Product::of(up_plan_, head_.up, up_of(pair), later, up_rows,
+      products[n] = Product::of(up_plan_, up_of(pair), later, up_rows,
                                 sums + static_cast<int64_t>(n) * kSumsOfPanel);
       ++n;
     }
@@ -308,11 +309,11 @@ class Pass {
       const std::byte* pair = hidden_panel(item.expert, i);
       if (gated_) {
         h.gate = sums;
-        h.gate_terms = column_terms(head_.gate, *gate_plan_.kernels, pair);
+        h.gate_terms = column_terms(gate_plan_, pair);
         sums += kSumsOfPanel;
       }
       h.up = sums;
-      h.up_terms = column_terms(head_.up, *up_plan_.kernels, up_of(pair));
+      h.up_terms = column_terms(up_plan_, up_of(pair));
       sums += kSumsOfPanel;
       finish_hidden_panel(item, i, h);
     }
@@ -369,7 +370,7 @@ class Pass {
   /// Each task computes its columns for every slot and adds them up in slot order.
   void owner_phase() {
     const int64_t panels = head_.down.panels();
-    const int64_t step = task_panels(down_plan_, head_.down, 1, 1, kMaxTaskPanels);
+    const int64_t step = task_panels(down_plan_, panels, 1, 1, kMaxTaskPanels);
     const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
       auto* slots = reinterpret_cast<float*>(thread_scratch(thread) + s_.owner_offset);
@@ -394,8 +395,7 @@ class Pass {
 
   void down_phase() {
     const int64_t panels = head_.down.panels();
-    const int64_t step =
-        task_panels(down_plan_, head_.down, num_items_, kTaskPanels, kMaxTaskPanels);
+    const int64_t step = task_panels(down_plan_, panels, num_items_, kTaskPanels, kMaxTaskPanels);
     const int64_t tasks = ceil_div(panels, step);
     auto task = [&](int64_t t, int thread) {
       const PanelTask now = panel_task(t, tasks);
@@ -420,7 +420,7 @@ class Pass {
     for (int64_t i = 0; i < num_panels; ++i) {
       const std::byte* later = i + 1 < num_panels ? down_panel(item.expert, panel + i + 1) : next;
       products[i] =
-          Product::of(down_plan_, head_.down, down_panel(item.expert, panel + i), later,
+          Product::of(down_plan_, down_panel(item.expert, panel + i), later,
                       s_.hidden_rows.in<RowOperand>(ws_) + item.first, sums + i * kSumsOfPanel);
     }
     multiply_panels({products, static_cast<size_t>(num_panels)}, item.count,
@@ -430,8 +430,8 @@ class Pass {
       for (int64_t row = 0; row < item.count; ++row) out[row] = out_of(row) + i * kPanelCols;
       const std::byte* data = down_panel(item.expert, panel + i);
       down_plan_.kernels->finish(
-          products[i].c, column_terms(head_.down, *down_plan_.kernels, data), products[i].rows,
-          item.count, std::min(kPanelCols, shape_.width - (panel + i) * kPanelCols), out);
+          products[i].c, column_terms(down_plan_, data), products[i].rows, item.count,
+          std::min(kPanelCols, shape_.width - (panel + i) * kPanelCols), out);
     }
   }
 
@@ -497,12 +497,12 @@ class Pass {
   }
   /// Panels of gate and up that make the same columns lie side by side; down's follow all of them.
   const std::byte* hidden_panel(int32_t e, int64_t panel) const {
-    return expert_at(e) + panel * (gate_bytes() + head_.up.panel_bytes());
+    return expert_at(e) + panel * (gate_bytes() + up_plan_.panel_bytes);
   }
-  int64_t gate_bytes() const { return gated_ ? head_.gate.panel_bytes() : 0; }
+  int64_t gate_bytes() const { return gated_ ? gate_plan_.panel_bytes : 0; }
   const std::byte* up_of(const std::byte* pair) const { return pair + gate_bytes(); }
   const std::byte* down_panel(int32_t e, int64_t panel) const {
-    return hidden_panel(e, head_.up.panels()) + panel * head_.down.panel_bytes();
+    return hidden_panel(e, up_panels_) + panel * down_plan_.panel_bytes;
   }
   /// `offset`: one of orders_.
   const int32_t* order_at(int32_t e, int64_t offset) const {
@@ -525,6 +525,7 @@ class Pass {
   BlobHead head_;
   OrderOffsets orders_;
   ProductPlan gate_plan_, up_plan_, down_plan_;
+  int64_t up_panels_ = 0;
   bool gated_ = false;
   bool quantized_in_ = false;
   bool per_slot_ = false;

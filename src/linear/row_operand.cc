@@ -33,6 +33,17 @@ ProductPlan ProductPlan::of(CpuIsa isa, const PanelSpec& spec, const ActivationS
   } else if (input.format == ActivationFormat::bf16) {
     plan.store = StoreAs::f32_of_bf16;
   }
+  plan.code = spec.code;
+  plan.k_padded = spec.k_padded();
+  plan.panel_bytes = spec.panel_bytes();
+  plan.scale_offset = spec.scale_offset();
+  plan.zero_offset = spec.zero_offset();
+  plan.terms_offset = spec.column_scale_offset();
+  plan.panel.last_k = plan.k_padded;
+  plan.panel.half_bytes = spec.half_bytes();
+  plan.panel.group = spec.group;
+  plan.panel.segment = static_cast<int32_t>(plan.segment);
+  plan.panel.scale = spec.scale;
   return plan;
 }
 
@@ -228,20 +239,15 @@ RowOperand prepare_row(const ProductPlan& plan, const RowRecord& record, std::by
   return row;
 }
 
-Product Product::of(const ProductPlan& plan, const PanelSpec& spec, const std::byte* data,
-                    const std::byte* next, const RowOperand* rows, float* c) {
-  Panel panel;
-  panel.next = next;
-  panel.last_k = spec.k_padded();
+Product Product::of(const ProductPlan& plan, const std::byte* data, const std::byte* next,
+                    const RowOperand* rows, float* c) {
+  Panel panel = plan.panel;
   panel.codes = data;
-  panel.scales = data + spec.scale_offset();
-  panel.terms = data + spec.column_scale_offset();
-  if (spec.zeros) panel.zeros = reinterpret_cast<const int8_t*>(data + spec.zero_offset());
-  panel.half_bytes = spec.half_bytes();
-  panel.group = spec.group;
-  panel.segment = static_cast<int32_t>(plan.segment);
-  panel.scale = spec.scale;
-  return {plan.kernels, spec.code, panel, spec.k_padded(), rows, c};
+  panel.scales = data + plan.scale_offset;
+  panel.terms = data + plan.terms_offset;
+  panel.next = next;
+  if (plan.sums) panel.zeros = reinterpret_cast<const int8_t*>(data + plan.zero_offset);
+  return {plan.kernels, plan.code, panel, plan.k_padded, rows, c};
 }
 
 namespace {
@@ -414,11 +420,11 @@ void multiply_panels(std::span<const Product> products, int64_t num_rows, std::b
   }
 }
 
-ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data) {
+ColumnTerms column_terms(const ProductPlan& plan, const std::byte* data) {
   ColumnTerms t;
-  t.scale = reinterpret_cast<const float*>(data + spec.column_scale_offset());
-  t.bias = reinterpret_cast<const float*>(data + spec.bias_offset());
-  t.factor = k.factor[static_cast<int>(spec.code)];
+  t.scale = reinterpret_cast<const float*>(data + plan.terms_offset);
+  t.bias = t.scale + kPanelCols;
+  t.factor = plan.kernels->factor[static_cast<int>(plan.code)];
   return t;
 }
 

@@ -15,13 +15,18 @@ namespace moekit::linear {
 /// Below so many values one thread prepares all rows: a barrier would cost more.
 inline constexpr int64_t kSerialValues = 32768;
 
-/// The kernel table and number formats of one product.
+/// The kernel table, number formats and panels of one product.
 struct ProductPlan {
   const Kernels* kernels = nullptr;
   ActivationScheme input;
   StoreAs store = StoreAs::f32;
   int64_t segment = 0;  ///< of the weights that the rows will meet
   bool sums = false;    ///< the weights have zero points
+  Code code = Code::bf16;
+  int64_t k_padded = 0;
+  Panel panel;  ///< without its places
+  /// What a PanelSpec says, worked out once: a call of one row asks a thousand times.
+  int64_t panel_bytes = 0, scale_offset = 0, zero_offset = 0, terms_offset = 0;
 
   static ProductPlan of(CpuIsa isa, const PanelSpec& spec, const ActivationScheme& input);
 };
@@ -61,8 +66,8 @@ struct Product {
   float* c = nullptr;
 
   /// Of the panel at `data`, after which the one at `next` is likely read.
-  static Product of(const ProductPlan& plan, const PanelSpec& spec, const std::byte* data,
-                    const std::byte* next, const RowOperand* rows, float* c);
+  static Product of(const ProductPlan& plan, const std::byte* data, const std::byte* next,
+                    const RowOperand* rows, float* c);
 };
 
 /// `scratch` has kScratchBytes.
@@ -79,6 +84,6 @@ bool takes_panels_beside(const Kernels& kernels, Code code);
 void multiply_panels(std::span<const Product> products, int64_t num_rows, std::byte* scratch);
 
 /// Scales and bias of the panel at `data`.
-ColumnTerms column_terms(const PanelSpec& spec, const Kernels& k, const std::byte* data);
+ColumnTerms column_terms(const ProductPlan& plan, const std::byte* data);
 
 }  // namespace moekit::linear

@@ -69,8 +69,8 @@ std::vector<float> multiply(const ProductPlan& plan, Packed& packed, const RowOp
   std::vector<float> sums(static_cast<size_t>(kPanels * kSumsOfPanel), 7.0f);
   std::vector<Product> products;
   for (int64_t i = 0; i < num_panels; ++i) {
-    products.push_back(Product::of(plan, packed.spec, packed.at(i), packed.at((i + 1) % kPanels),
-                                   rows, sums.data() + i * kSumsOfPanel));
+    products.push_back(Product::of(plan, packed.at(i), packed.at((i + 1) % kPanels), rows,
+                                   sums.data() + i * kSumsOfPanel));
   }
   const Buffer scratch(kScratchBytes);
   if (together) {
@@ -128,7 +128,7 @@ TEST(PanelsBeside, OnlyWhatLiesEvenlyAndSharesItsRows) {
       std::vector<Product> products;
       for (size_t i = 0; i < choices.size(); ++i) {
         const auto place = static_cast<int64_t>(i) * kSumsOfPanel;
-        Product p = Product::of(plan, packed.spec, packed.at(choices[i].panel), packed.at(6),
+        Product p = Product::of(plan, packed.at(choices[i].panel), packed.at(6),
                                 &operands.rows[choices[i].row], alone.data() + place);
         multiply_panel(p, 1, scratch.data());
         p.c = together.data() + place;
