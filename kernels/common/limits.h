@@ -79,6 +79,9 @@ constexpr int64_t decode_fp8_shared_bytes(int64_t tokens, int32_t hidden, int32_
 
 /// Beside it: the chosen experts and the pieces of sums that warps join.
 inline constexpr int64_t kDecodeStaticBytes = 5 << 10;
+/// Strips of 16 columns, times slots, that a block of smxx_decode's down adds up itself: no more,
+/// so that it still finds room beside a block of gate_up.
+inline constexpr int32_t kDecodeOwnedRows = 24;
 
 /// Shared memory that one block may have (CUDA programming guide, technical specifications).
 constexpr int64_t block_shared_bytes(int32_t major, int32_t minor) {

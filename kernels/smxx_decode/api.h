@@ -4,8 +4,9 @@
 //   gate_up   h[slot] = act(x Wg^T + bg, x Wu^T + bu)       x quantized on the way in (fp8)
 //   down      y[slot] = h[slot] Wd^T + bd, f32
 //
-// In fp8 gate_up leaves h in f32, and down quantizes the rows that it reads. y goes to
-// combine_rows. Weights in panels (mxfp4, nvfp4, mxfp8) are expanded to bf16, exactly, and multiply
+// y goes to combine_rows; or, where owns_columns() says so, a block of down has its columns of all
+// slots and adds them up itself. In fp8 gate_up leaves h in f32, and down quantizes the rows that
+// it reads. Weights in panels (mxfp4, nvfp4, mxfp8) are expanded to bf16, exactly, and multiply
 // bf16 rows; their sums times the expert's multiplier are what biases are added to. Numbers: the
 // exact chain, products and sums in fp32; in fp8 a block of 128 columns is summed before it is
 // scaled. In which order partial sums are added depends on how many experts a call chooses; the
@@ -48,11 +49,20 @@ struct Args {
   float* h_values = nullptr;  ///< fp8_block: [slots, inter], what gate_up writes
   float* h_scales = nullptr;  ///< fp8_block: [slots, ceil(inter / 128)], down's own
   float* y = nullptr;         ///< [slots, hidden]
+  /// Where owns_columns(): what combine_rows() would make of y, which then stays as it is. Else
+  /// null.
+  void* out = nullptr;             ///< [T, hidden]
+  bool out_f32 = false;            ///< else bf16
+  const float* weights = nullptr;  ///< [T, top_k]
   int32_t num_sms = 0;
 };
 
 /// Null, or why the shape is refused.
 const char* refusal(const Args& args);
+
+/// Whether down is faster if it adds up its slots itself: strips of 16 columns come out even on the
+/// GPU, and shared memory has room for their slots.
+bool owns_columns(const Args& args);
 
 /// Both enqueue on `stream`. With `overlap`, down reads ids and weights while its predecessor still
 /// runs: they must be older than gate_up, and gate_up's end must lie before down's predecessor or

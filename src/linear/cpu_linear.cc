@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kHeadBytes = 128;
 constexpr int64_t kChunkRows = 960;
 constexpr int64_t kRowBlock = 120;
-/// Tasks that every thread should find where tasks take several panels.
-constexpr int64_t kTasksPerThread = 4;
 
 struct Head {
   PanelSpec spec;

@@ -11,8 +11,6 @@
 namespace moekit::linear {
 namespace {
 
-/// Tasks that every thread should find, so that it waits little for the last one.
-constexpr int64_t kTasksPerThread = 4;
 /// Floats from a panel's sums to the next one's.
 constexpr int64_t kSumsOfPanel = kMaxRowBlock * kPanelCols;
 

@@ -73,6 +73,10 @@ struct Product {
 /// `scratch` has kScratchBytes.
 void multiply_panel(const Product& product, int64_t num_rows, std::byte* scratch);
 
+/// Tasks that every thread should find where they take several panels each, so that it waits little
+/// for the last one.
+inline constexpr int64_t kTasksPerThread = 4;
+
 /// Whether up to kMaxRowsBeside rows take panels of `code` side by side in multiply_panels().
 bool takes_panels_beside(const Kernels& kernels, Code code);
 

@@ -162,25 +162,41 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+/// Owners have runs of whole strips, the experts of a strip one after the other.
+template <bool kOwner>
 __global__ void __launch_bounds__(kThreads, 1)
     down_kernel(const __grid_constant__ KernelArgs kernel) {
   __shared__ Chosen chosen;
+  __shared__ std::conditional_t<kOwner, OwnedRows, char> owned;
   __shared__ float pieces[kWarps / 2][32][4];
   const Args& args = kernel.args;
   const int lane = threadIdx.x % 32;
   const int32_t depth = args.inter * 2;
   release_dependents();
+  if constexpr (kOwner) owned.start(args);
   find_chosen(args, routed_expert(args), chosen);
   IntermediateRows input{static_cast<const uint8_t*>(args.h), depth, true, -1};
   const WeightView& w = args.down;
   const int32_t groups = args.hidden / kRows;
-  const int32_t units = chosen.count * groups;
-  for (int32_t round = 0; round < rounds(units, kernel.split); ++round) {
-    const Turn turn(round, kernel.split, depth);
-    const int32_t passes = num_passes(chosen, turn.unit, units, groups, lane);
-    const int32_t expert = passes > 0 ? chosen.experts[turn.unit / groups] : 0;
-    const int32_t n = passes > 0 ? turn.unit % groups * kRows : 0;
-    uint64_t mask = passes > 0 ? slots_of(chosen, expert, lane) : 0;
+  const BlockRun run(kOwner ? groups : 0);
+  const int32_t units = chosen.count * (kOwner ? run.last : groups);
+  const int32_t each = kWarps / kernel.split;  // units of a round
+  const int32_t all_rounds = kOwner ? ((run.last - run.first) * chosen.count + each - 1) / each
+                                    : rounds(units, kernel.split);
+  for (int32_t round = 0; round < all_rounds; ++round) {
+    Turn turn(round, kernel.split, depth);
+    if constexpr (kOwner) {
+      turn.unit = run.first * chosen.count + round * each +
+                  static_cast<int32_t>(threadIdx.x) / 32 / kernel.split;
+    }
+    const bool has_unit = turn.unit < units;
+    const int32_t experts = kOwner ? chosen.count : groups;  // or strips
+    const int32_t quotient = has_unit ? turn.unit / experts : 0;
+    const int32_t remainder = has_unit ? turn.unit % experts : 0;
+    const int32_t expert = has_unit ? chosen.experts[kOwner ? remainder : quotient] : 0;
+    const int32_t strip = kOwner ? quotient : remainder, n = strip * kRows;
+    uint64_t mask = has_unit ? slots_of(chosen, expert, lane) : 0;
+    const int32_t passes = (__popcll(mask) + kTokens - 1) / kTokens;
     UnitRows unit;
     unit.low = static_cast<const uint8_t*>(w.base) + expert * w.expert_bytes +
                (n + lane / 4) * w.row_bytes;
@@ -203,12 +219,17 @@ __global__ void __launch_bounds__(kThreads, 1)
         const float bias = args.down_bias != nullptr
                                ? args.down_bias[static_cast<int64_t>(expert) * args.hidden + column]
                                : 0.0f;
-        args.y[static_cast<int64_t>(slot) * args.hidden + column] = sums[i] + bias;
+        if constexpr (kOwner) {
+          owned.strip_values(args, strip)[slot * kRows + column - n] = sums[i] + bias;
+        } else {
+          args.y[static_cast<int64_t>(slot) * args.hidden + column] = sums[i] + bias;
+        }
       }
     }
   }
   // A block without work waits too: the end of this grid has to mean the end of gate_up.
   input.ready();
+  if constexpr (kOwner) owned.sum(args, chosen);
 }
 
 /// Two pieces of depth where there are too few units to keep all warps busy.
@@ -252,6 +273,18 @@ const char* refusal(const Args& args) {
   return fits ? nullptr : "the tokens do not fit into shared memory";
 }
 
+bool owns_columns(const Args& args) {
+  // In fp8 each block would quantize the rows of all experts: 10 us more (H200, 2026-12).
+  if (args.format == OperandFormat::fp8_block) return false;
+  const int32_t strips = args.hidden / kRows;
+  const int32_t most = (strips + args.num_sms - 1) / args.num_sms;
+  // FP4's expansion leaves no time for experts that come by turns: with two strips a block up to 3
+  // us more. A twentieth of the blocks may have nothing to do: a launch for the sum costs more.
+  const bool fp4 = args.format == OperandFormat::mxfp4 || args.format == OperandFormat::nvfp4;
+  return (most == 1 || !fp4) && int64_t{strips} * 20 >= int64_t{most} * args.num_sms * 19 &&
+         most * args.num_tokens * args.top_k <= kDecodeOwnedRows;
+}
+
 cudaError_t gate_up(const Args& args, cudaStream_t stream, bool overlap) {
   if (refusal(args) != nullptr || args.num_sms < 1) return cudaErrorInvalidValue;
   if (in_panels(args.format)) return panel_gate_up(args, stream, overlap);
@@ -270,7 +303,8 @@ cudaError_t down(const Args& args, cudaStream_t stream, bool overlap) {
   if (in_panels(args.format)) return panel_down(args, stream, overlap);
   if (args.format == OperandFormat::fp8_block) return fp8_down(args, stream, overlap);
   const LaunchShape shape{dim3(static_cast<unsigned>(args.num_sms)), kThreads, 0, stream, overlap};
-  return launch(down_kernel, shape, KernelArgs{args, split_of(args, args.hidden / kRows)});
+  return launch(args.out != nullptr ? down_kernel<true> : down_kernel<false>, shape,
+                KernelArgs{args, split_of(args, args.hidden / kRows)});
 }
 
 }  // namespace moekit::kernels::smxx_decode

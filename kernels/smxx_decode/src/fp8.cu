@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     fp8_gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t fp8_shared[];
   __shared__ Chosen chosen;
-  __shared__ Share share;
+  __shared__ Share<false> share;
   using Source = Fp8Source<kGated>;
   const SharedParts<Source, kStages> parts(fp8_shared);
   wait_for_predecessor();
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     fp8_down_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t fp8_shared[];
   __shared__ Chosen chosen;
-  __shared__ Share share;
+  __shared__ Share<false> share;
   using Source = Fp8Source<false>;
   const SharedParts<Source, kStages> parts(fp8_shared);
   release_dependents();
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   }
   __syncthreads();
   auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
-    store_output(args, expert, strip * Source::kStripColumns, slot,
+    const int32_t first = strip * Source::kStripColumns;
+    store_output(args, expert, first, slot, args.y + first, args.hidden,
                  [&](int i) { return sums[0][i]; });
   };
   run_units<kStages>(Source(args.down, args.inter), chosen, share, parts.rings, parts.pieces,

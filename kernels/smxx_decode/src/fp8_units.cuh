@@ -144,14 +144,14 @@ struct IntermediateCodes {
   using Words = Fp8Words;
   const Args& args;
   const Chosen& chosen;
-  const Share& share;
+  const Share<false>& share;
   int32_t blocks;
   const uint8_t* own = nullptr;  // the lane's next codes and scales
   int32_t own_scales[2] = {};
   int32_t left = 0;  // columns from `own` to the end of the row
 
   __device__ __forceinline__ IntermediateCodes(const Args& call, const Chosen& experts,
-                                               const Share& of_block)
+                                               const Share<false>& of_block)
       : args(call),
         chosen(experts),
         share(of_block),

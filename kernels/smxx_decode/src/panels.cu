@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     panel_gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
-  __shared__ Share share;
+  __shared__ Share<false> share;
   using Source = PanelSource<kFormat, kGated>;
   const SharedParts<Source, kStages> parts(panel_shared);
   wait_for_predecessor();
@@ -145,15 +145,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   run_units<kStages>(Source(args.gate_up), chosen, share, parts.rings, parts.pieces, tokens, store);
 }
 
-template <OperandFormat kFormat, int kStages>
+static_assert(kStripRows == kRows);
+
+template <OperandFormat kFormat, int kStages, bool kOwner>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     panel_down_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) uint8_t panel_shared[];
   __shared__ Chosen chosen;
-  __shared__ Share share;
+  __shared__ Share<kOwner> share;
+  __shared__ std::conditional_t<kOwner, OwnedRows, char> owned;
   using Source = PanelSource<kFormat, false>;
   const SharedParts<Source, kStages> parts(panel_shared);
   release_dependents();
+  if constexpr (kOwner) owned.start(args);
   find_chosen(args, routed_expert(args), chosen);
   if (threadIdx.x == 0)
     share.fill(chosen, args.hidden / kStripRows, panel_steps(args.inter), Source::kStepBlocks);
@@ -162,10 +166,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                                panel_row_elements(args.inter) * 2};
   auto store = [&](int32_t expert, int32_t strip, int32_t slot, const float(&sums)[1][4]) {
     const float scale = value_or(args.down.multipliers, expert, 1.0f);
-    store_output(args, expert, strip * kStripRows, slot, [&](int i) { return sums[0][i] * scale; });
+    const auto value = [&](int i) { return sums[0][i] * scale; };
+    const int32_t first = strip * kStripRows;
+    if constexpr (kOwner) {
+      store_output(args, expert, first, slot, owned.strip_values(args, strip), kRows, value);
+    } else {
+      store_output(args, expert, first, slot, args.y + first, args.hidden, value);
+    }
   };
   // A block without work waits in it too: the end of this grid has to mean the end of gate_up.
   run_units<kStages>(Source(args.down), chosen, share, parts.rings, parts.pieces, tokens, store);
+  if constexpr (kOwner) owned.sum(args, chosen);
 }
 
 /// Whether rings of gate_up have many stages, and its shared memory.
@@ -209,7 +220,11 @@ cudaError_t down_of(const Args& args, cudaStream_t stream, bool overlap) {
     return decode_panel_shared_bytes(args.format, 0, args.hidden, stages);
   };
   const bool many = room.takes(shared(kMany));
-  const auto kernel = many ? panel_down_kernel<kFormat, kMany> : panel_down_kernel<kFormat, kFew>;
+  const bool owner = args.out != nullptr;
+  const auto kernel = many ? (owner ? panel_down_kernel<kFormat, kMany, true>
+                                    : panel_down_kernel<kFormat, kMany, false>)
+                           : (owner ? panel_down_kernel<kFormat, kFew, true>
+                                    : panel_down_kernel<kFormat, kFew, false>);
   const int64_t bytes = room.beside(GateUpShape(args, room).bytes, shared(many ? kMany : kFew));
   return launch_rings(kernel, args, bytes, stream, overlap);
 }

@@ -28,10 +28,13 @@ constexpr int kBlocksOfSm = 2;
 /// What a thread block does, in shared memory, read at the borders of units so that loops need few
 /// registers. A block has a run of units in memory order; 2^log_split neighbouring warps share a
 /// unit, each taking a piece of its steps.
+template <bool kOwner>
 struct Share {
-  uint32_t strips;  ///< of a matrix: unit u is strip u % strips of chosen expert u / strips
-  int32_t blocks;   ///< of its depth
-  int32_t steps;    ///< of a unit
+  /// Unit u is strip u % divisor of chosen expert u / divisor; of an owner, strip u / divisor of
+  /// chosen expert u % divisor, and its run has whole strips.
+  uint32_t divisor;
+  int32_t blocks;  ///< of its depth
+  int32_t steps;   ///< of a unit
   int32_t first, last;
   int32_t log_split;
 
@@ -39,22 +42,23 @@ struct Share {
   /// blocks, a step takes `step_blocks` of these.
   __device__ __forceinline__ void fill(const Chosen& chosen, int32_t matrix_strips,
                                        int32_t depth_blocks, int32_t step_blocks) {
-    strips = static_cast<uint32_t>(matrix_strips);
+    divisor = static_cast<uint32_t>(kOwner ? chosen.count : matrix_strips);
     blocks = depth_blocks;
     steps = (blocks + step_blocks - 1) / step_blocks;
-    const int32_t units = chosen.count * matrix_strips;
-    const auto grid = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
-    const int32_t each = units / grid, more = units % grid;  // the first blocks have one more
-    first = each * block + (block < more ? block : more);
-    last = first + each + (block < more ? 1 : 0);
-    log_split = choose_split(each + (more > 0 ? 1 : 0), steps);
+    const BlockRun run(kOwner ? matrix_strips : chosen.count * matrix_strips);
+    const int32_t units = kOwner ? chosen.count : 1;  // for one of the run
+    first = run.first * units;
+    last = run.last * units;
+    log_split = choose_split(run.most * units, steps);
   }
 
   __device__ __forceinline__ int32_t expert_idx(int32_t unit) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(unit) / strips);
+    const auto u = static_cast<uint32_t>(unit);
+    return static_cast<int32_t>(kOwner ? u % divisor : u / divisor);
   }
   __device__ __forceinline__ int32_t strip(int32_t unit) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(unit) % strips);
+    const auto u = static_cast<uint32_t>(unit);
+    return static_cast<int32_t>(kOwner ? u / divisor : u % divisor);
   }
   __device__ __forceinline__ int32_t warp() const { return static_cast<int32_t>(threadIdx.x) / 32; }
   __device__ __forceinline__ int32_t piece() const { return warp() & ((1 << log_split) - 1); }
@@ -88,10 +92,10 @@ __device__ __forceinline__ int32_t num_ring_passes(const Chosen& chosen, int32_t
 }
 
 /// Copies the steps of a warp's share, one by one, ahead of the products.
-template <typename Source>
+template <typename Source, typename Dealt>
 class Feed {
  public:
-  __device__ __forceinline__ Feed(const Source& source, const Chosen& chosen, const Share& share)
+  __device__ __forceinline__ Feed(const Source& source, const Chosen& chosen, const Dealt& share)
       : source_(source),
         chosen_(chosen),
         share_(share),
@@ -123,7 +127,7 @@ class Feed {
 
   Source source_;
   const Chosen& chosen_;
-  const Share& share_;
+  const Dealt& share_;
   int32_t unit_;
   int32_t passes_ = 0;  // of this unit to come
   int32_t left_ = 0;    // blocks of this pass to come
@@ -131,8 +135,8 @@ class Feed {
 
 /// The sums of a unit's pieces added in order, by the warp of the first piece: true there. All
 /// warps of the unit call it. `pieces`: 128 bytes a sum for each warp but the first.
-template <int kSums>
-__device__ __forceinline__ bool join_ring_pieces(const Share& share, float* pieces, int lane,
+template <int kSums, typename Dealt>
+__device__ __forceinline__ bool join_ring_pieces(const Dealt& share, float* pieces, int lane,
                                                  float (&sums)[kSums][4]) {
   const int32_t split = 1 << share.log_split;
   if (split == 1) return true;
@@ -181,14 +185,14 @@ struct RingPass {
 /// way, tokens.select(slot, begin, end) by whole warps before a pass through these steps,
 /// tokens.load(words) for what one multiplication asks for; store(expert, strip, slot, sums) at the
 /// end of a pass by whole warps, where slot is that of token lane / 4 or -1.
-template <int kStages, typename Source, typename Tokens, typename Store>
+template <int kStages, typename Source, typename Dealt, typename Tokens, typename Store>
 __device__ __forceinline__ void run_units(const Source& source, const Chosen& chosen,
-                                          const Share& share, uint8_t* rings, float* pieces,
+                                          const Dealt& share, uint8_t* rings, float* pieces,
                                           Tokens& tokens, const Store& store) {
   constexpr int kBytes = Source::kBytes;
   const int lane = threadIdx.x % 32;
   uint8_t* const ring = rings + threadIdx.x / 32 * (kStages * kBytes);
-  Feed<Source> feed(source, chosen, share);
+  Feed<Source, Dealt> feed(source, chosen, share);
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
     feed.next(shared_address(ring) + i * kBytes, lane);
@@ -240,20 +244,20 @@ __device__ __forceinline__ float value_or(const float* values, int64_t at, float
   return values != nullptr ? values[at] : otherwise;
 }
 
-/// down's end of a pass: value(i) of register i and its bias to y, columns `first` to first + 15 of
-/// the slots of a pass. Whole warps.
+/// down's end of a pass: value(i) of register i and its bias, columns `first` to first + 15 of the
+/// slots of a pass, to `y`, which has rows of `stride` from column `first` on. Whole warps.
 template <typename Value>
 __device__ __forceinline__ void store_output(const Args& args, int32_t expert, int32_t first,
-                                             int32_t slot, const Value& value) {
+                                             int32_t slot, float* y, int32_t stride,
+                                             const Value& value) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int32_t to = __shfl_sync(kAll, slot, (lane % 4 * 2 + i % 2) * 4);
-    const int32_t column = first + lane / 4 + i / 2 * 8;
+    const int32_t column = lane / 4 + i / 2 * 8;
     if (to < 0) continue;
-    const int64_t bias = static_cast<int64_t>(expert) * args.hidden + column;
-    args.y[static_cast<int64_t>(to) * args.hidden + column] =
-        value(i) + value_or(args.down_bias, bias, 0.0f);
+    const int64_t bias = static_cast<int64_t>(expert) * args.hidden + first + column;
+    y[static_cast<int64_t>(to) * stride + column] = value(i) + value_or(args.down_bias, bias, 0.0f);
   }
 }
 

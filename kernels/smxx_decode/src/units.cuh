@@ -2,6 +2,8 @@
 // eight tokens, and where the tokens' operands come from.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/copy.cuh"
 #include "kernels/common/live_count.cuh"
 #include "kernels/smxx_decode/api.h"
@@ -63,6 +65,67 @@ __device__ __forceinline__ uint64_t slots_of(const Chosen& chosen, int32_t exper
   const uint32_t high = __ballot_sync(kAll, chosen.ids[lane + 32] == expert);
   return static_cast<uint64_t>(high) << 32 | low;
 }
+
+/// A block's run of `all` things that are dealt to the grid in order, the first blocks one more.
+struct BlockRun {
+  int32_t first, last, most;  ///< most: of any block
+
+  BlockRun() = default;
+  __device__ __forceinline__ explicit BlockRun(int32_t all) {
+    const auto grid = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
+    const int32_t each = all / grid, more = all % grid;
+    first = each * block + (block < more ? block : more);
+    last = first + each + (block < more ? 1 : 0);
+    most = each + (more > 0 ? 1 : 0);
+  }
+};
+
+/// What a block of down that owns columns adds up, in shared memory.
+struct OwnedRows {
+  float values[kDecodeOwnedRows][kRows];  // [strip of the run][slot][column of the strip]
+  float weights[kDecodeOwnedRows];        // of the slots
+  BlockRun strips;
+
+  /// All threads, before the barriers of find_chosen(). Weights are older than gate_up.
+  __device__ __forceinline__ void start(const Args& args) {
+    const auto slot = static_cast<int32_t>(threadIdx.x);
+    const int32_t tokens = live_count(args.num_tokens, args.live_tokens);
+    if (slot < tokens * args.top_k) weights[slot] = args.weights[slot];
+    if (threadIdx.x == kThreads - 1) strips = BlockRun(args.hidden / kRows);
+  }
+
+  /// The values of `strip` for slot 0.
+  __device__ __forceinline__ float* strip_values(const Args& args, int32_t strip) {
+    return values[(strip - strips.first) * args.num_tokens * args.top_k];
+  }
+
+  /// out = the slots' values times their weights, each product rounded, added in slot order, as
+  /// combine_rows() has it. All threads.
+  __device__ inline void sum(const Args& args, const Chosen& chosen) {
+    __syncthreads();
+    const int32_t tokens = live_count(args.num_tokens, args.live_tokens);
+    const int32_t all = (strips.last - strips.first) * tokens * kRows;
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < all; i += kThreads) {
+      const int32_t column = i % kRows, token = i / kRows % tokens, own = i / kRows / tokens;
+      const float* const rows = strip_values(args, strips.first + own) + column;
+      float total = 0.0f;
+      bool any = false;
+      for (int32_t slot = token * args.top_k; slot < (token + 1) * args.top_k; ++slot) {
+        if (chosen.ids[slot] < 0) continue;
+        const float product = __fmul_rn(weights[slot], rows[slot * kRows]);
+        total = any ? __fadd_rn(total, product) : product;
+        any = true;
+      }
+      const int64_t at =
+          static_cast<int64_t>(token) * args.hidden + (strips.first + own) * kRows + column;
+      if (args.out_f32) {
+        static_cast<float*>(args.out)[at] = total;
+      } else {
+        static_cast<__nv_bfloat16*>(args.out)[at] = __float2bfloat16_rn(total);
+      }
+    }
+  }
+};
 
 /// Weight rows g and g + 8 of a unit for this lane, and the scales of their 128-row blocks (fp8).
 struct UnitRows {

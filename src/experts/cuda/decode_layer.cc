@@ -90,10 +90,16 @@ void DecodeLayer::run(const void* hidden, const int32_t* ids, const float* weigh
   args.live_tokens = live_tokens;
   args.ids = ids;
   args.x = hidden;
+  if (decode::owns_columns(args)) {
+    args.out = out;
+    args.out_f32 = out_type == rows::RowType::f32;
+    args.weights = weights;
+  }
   check_cuda(decode::gate_up(args, stream, spec_.overlap), "decode gate_up");
   mark(clock, Stage::gemm1);
   check_cuda(decode::down(args, stream, spec_.overlap), "decode down");
   mark(clock, Stage::gemm2);
+  if (args.out != nullptr) return;
   check_cuda(rows::combine_rows(args.y, rows::RowType::f32, ids, weights, num_tokens, live_tokens,
                                 spec_.top_k, spec_.num_experts, spec_.hidden, out_type, out, stream,
                                 spec_.overlap),

@@ -1,5 +1,6 @@
-// DecodeLayer: the routed experts of one GPU for up to eight tokens, as three launches: gate_up,
-// down, combine. Same weights, same calls as SplitLayer.
+// DecodeLayer: the routed experts of one GPU for up to eight tokens, as two or three launches:
+// gate_up, down, and combine where down's blocks do not own their columns. Same weights, same calls
+// as SplitLayer.
 #pragma once
 
 #include <cstdint>
