@@ -94,7 +94,7 @@ struct HiddenArgs {
 };
 
 /// Rows and panels at most that are multiplied side by side.
-inline constexpr int64_t kMaxRowsBeside = 3;
+inline constexpr int64_t kMaxRowsBeside = 4;
 inline constexpr int64_t kMaxPanelsBeside = 4;
 
 /// One instruction set with one operand type.

@@ -490,7 +490,7 @@ template <Code C, int R, int kPanels>
   multiply_tile<C, R, kVectors>(p, 0, p.last_k, 0, rows, ahead, c, c_stride);
 }
 
-/// Four panels with one row, or two with up to three: as panels_beside() says.
+/// Four panels with one row, or two with up to kMaxRowsBeside.
 template <Code C>
 void multiply_beside(const Panel& p, int64_t num_panels, const RowOperand* rows, int64_t num_rows,
                      float* c, int64_t c_stride) {
@@ -498,7 +498,8 @@ void multiply_beside(const Panel& p, int64_t num_panels, const RowOperand* rows,
   if (num_panels == 4) return multiply_together<C, 1, 4>(p, rows, c, c_stride);
   if (num_rows == 1) return multiply_together<C, 1, 2>(p, rows, c, c_stride);
   if (num_rows == 2) return multiply_together<C, 2, 2>(p, rows, c, c_stride);
-  multiply_together<C, 3, 2>(p, rows, c, c_stride);
+  if (num_rows == 3) return multiply_together<C, 3, 2>(p, rows, c, c_stride);
+  multiply_together<C, 4, 2>(p, rows, c, c_stride);
 }
 
 /// Enters the decoder of one code into the table: its products go through scratch.
