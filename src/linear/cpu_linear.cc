@@ -7,6 +7,7 @@
 #include "base/buffer.h"
 #include "linear/cpu_isa.h"
 #include "linear/panel_pack.h"
+#include "linear/product.h"
 #include "linear/row_operand.h"
 #include "problem/workspace_layout.h"
 

@@ -5,6 +5,7 @@
 
 #include "linear/mlp_blob.h"
 #include "linear/mlp_scratch.h"
+#include "linear/product.h"
 #include "linear/row_operand.h"
 #include "trace/parallel.h"
 

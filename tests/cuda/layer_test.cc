@@ -485,8 +485,8 @@ TEST_P(DecodeTest, AgreesWithDoubleLoops) {
   const LayerCase& c = GetParam();
   const HostLayer host = make_layer(c);
   const auto expected = expected_output(c, host, 1);
-  // On the whole GPU warps share units; on three multiprocessors each warp has several. Where blocks
-  // have one strip of 16 columns each, or two, down adds up its slots itself.
+  // On the whole GPU warps share units; on three multiprocessors each warp has several. Where
+  // blocks have one strip of 16 columns each, or two, down adds up its slots itself.
   for (const int num_sms : {device::properties(0).num_sms, 3, c.hidden / 16, c.hidden / 32}) {
     std::vector<float> first;
     for (const bool overlap : {false, true}) {

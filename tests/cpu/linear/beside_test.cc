@@ -10,6 +10,7 @@
 #include "cpu/linear/matrices.h"
 #include "linear/kernels.h"
 #include "linear/panel_pack.h"
+#include "linear/product.h"
 #include "linear/row_operand.h"
 #include "quant/row_format.h"
 
