@@ -122,18 +122,13 @@ template <Code C, bool kSegments, int R, int NV>
     } else {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        each_word<C>(
-            Isa::template unit<C>(unit + vector_offset(v, p)), [&](int j, typename Isa::W w)
-                                                                   __attribute__((always_inline)) {
+        const auto add = [&](int j, typename Isa::W w) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-                                                                     for (int r = 0; r < R; ++r) {
-                                                                       tile.acc[r][v] = Isa::dot(
-                                                                           w,
-                                                                           Isa::broadcast(
-                                                                               x[r] + x_index + j),
-                                                                           tile.acc[r][v]);
-                                                                     }
-                                                                   });
+          for (int r = 0; r < R; ++r) {
+            tile.acc[r][v] = Isa::dot(w, Isa::broadcast(x[r] + x_index + j), tile.acc[r][v]);
+          }
+        };
+        each_word<C>(Isa::template unit<C>(unit + vector_offset(v, p)), add);
       }
     }
     x_index += kSteps<C>;
